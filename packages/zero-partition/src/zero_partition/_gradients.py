@@ -1,0 +1,304 @@
+"""The gradients of one segment: where they arrive, how they are reduced, where the sums lie.
+
+arrivals  this rank's own gradients of the running backward, in the parameters' dtype
+sums      what all ranks contributed in all backwards of this accumulation, summed
+
+stage        arrivals                          sums
+0            the buffer of the sums (*)        whole; only owned slices are valid before finish()
+1            kept from step to step            the owned slices of the arrivals (*)
+2, 3         until the reduction has ended     a shard
+(*) 16-bit parameters have fp32 sums in a buffer of their own.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Iterable
+
+import torch
+from torch import Tensor
+
+from zero_partition._resting import ShardedGrad
+from zero_partition._segment import OwnPiece, Segment
+from zero_partition._transport import Transport
+from zero_partition._wire import Pending
+
+
+class GradientBuffers:
+    """See the module's docstring.
+
+    Args:
+        segment: A trainable segment.
+        transport: How its messages travel.
+    """
+
+    def __init__(self, segment: Segment, transport: Transport) -> None:
+        self.segment = segment
+        self._transport = transport
+        self._in_place = not segment.has_master and not segment.residence.gradients_sharded
+        self._keeps_arrivals = not segment.residence.gradients_sharded and (
+            self._in_place or segment.residence.optimizer_sharded
+        )
+        self.sums: Tensor | None = None
+        self.arrivals: Tensor | None = None
+        self.used: set[int] = set()  # slots with a gradient from some rank in this accumulation
+        self._zeroed: set[int] = set()
+        self._carry: list[Tensor] = []  # in place: what earlier micro-batches left
+        self._came: set[int] = set()
+        self._landing: list[Tensor] = []
+        self._pending: list[tuple[Pending, Tensor, Tensor | None]] = []
+        self._grads = [
+            ShardedGrad(parameter, name, _WHERE, self._zeroer(slot))
+            for slot, (name, parameter) in enumerate(
+                zip(segment.names, segment.parameters, strict=True)
+            )
+        ]
+
+    # A backward: arrivals, then one reduction.
+
+    def arrive(self, slot: int, gradient: Tensor) -> None:
+        """Take a gradient of this rank; a second one for the same slot is added."""
+        if not self._landing:
+            self._open()
+        if slot in self._came:
+            self._landing[slot].add_(gradient)
+        else:
+            self._landing[slot].copy_(gradient)
+            self._came.add(slot)
+
+    def post(self) -> None:
+        """Start the reduction of what arrived; what did not counts as zero."""
+        if not self._landing:
+            self._open()
+        for slot, view in enumerate(self._landing):
+            if slot not in self._came:
+                view.zero_()
+        segment, arrivals = self.segment, _held(self.arrivals)
+        targets = segment.owned(arrivals if self._in_place else _held(self.sums))
+        for message, target in zip(segment.messages(arrivals), targets, strict=True):
+            adding = bool(self.used) and not self._in_place
+            out = torch.empty_like(target) if adding else target
+            pending = self._transport.reduce_scatter(out, message)
+            self._pending.append((pending, target, out if adding else None))
+
+    def done(self) -> bool:
+        """Whether `settle` would not have to wait."""
+        return all(pending.done() for pending, _, _ in self._pending)
+
+    def settle(self) -> None:
+        """Wait for the reduction and add it to the sums."""
+        for index, (pending, target, addend) in enumerate(self._pending):
+            pending.wait()
+            if addend is not None:
+                target.add_(addend)
+            elif self._carry:
+                target.add_(self._carry[index])
+        self._pending.clear()
+        self._came.clear()
+        self._landing = []
+        self._carry = []
+        if not self._keeps_arrivals:
+            self.arrivals = None
+
+    def _open(self) -> None:
+        segment, whole = self.segment, self.segment.layout.numel
+        if self.sums is None:
+            length = whole if not segment.residence.optimizer_sharded or self._in_place else None
+            length = segment.layout.shard_numel if length is None else length
+            self.sums = torch.zeros(length, dtype=segment.sum_dtype, device=segment.device)
+        if self._in_place:
+            self.arrivals = self.sums
+            if self.used:
+                self._carry = [view.clone() for view in segment.owned(self.sums)]
+        elif self.arrivals is None:
+            self.arrivals = torch.empty(whole, dtype=segment.dtype, device=segment.device)
+            for start, stop in segment.layout.gaps():
+                self.arrivals[start:stop].zero_()
+        self._landing = segment.views(_held(self.arrivals))
+
+    # The accumulation: end, norm, scale, forget.
+
+    def owned_sums(self) -> list[Tensor]:
+        """This rank's slices of the sums; padding is zero."""
+        return [] if self.sums is None else self.segment.owned(self.sums)
+
+    def divide(self, denominator: float) -> None:
+        """Divide the owned sums, truly (not by a reciprocal, which rounds twice)."""
+        for view in self.owned_sums():
+            view.div_(torch.tensor(denominator, dtype=view.dtype, device=view.device))
+
+    def gather(self) -> list[Pending]:
+        """Stage 0: start to make the sums whole."""
+        if self.sums is None or self.segment.residence.optimizer_sharded:
+            return []
+        return [
+            self._transport.all_gather(message, own)
+            for message, own in zip(
+                self.segment.messages(self.sums), self.segment.owned(self.sums), strict=True
+            )
+        ]
+
+    def scale(self, factor: Tensor) -> None:
+        """Multiply the gradients by a 0-d tensor."""
+        if self.sums is not None:
+            whole = not self.segment.residence.optimizer_sharded
+            for view in [self.sums] if whole else self.owned_sums():
+                view.mul_(factor)
+
+    def piece(self, piece: OwnPiece) -> Tensor | None:
+        """The gradient of what this rank's optimizer steps; None if nobody used the parameter."""
+        if piece.slot not in self.used or self.sums is None:
+            return None
+        return self.segment.piece_of(self.sums, piece)
+
+    def owned_parts(self, slots: set[int]) -> list[Tensor]:
+        """This rank's elements of some parameters' sums, each element on one rank only."""
+        if self.sums is None:
+            return []
+        whole = self.sums.numel() == self.segment.layout.numel
+        return [
+            self.sums[planned.flat_start if whole else planned.shard_start :][: planned.numel]
+            for planned in self.segment.layout.pieces(self.segment.rank)
+            if planned.slot in slots
+        ]
+
+    def scale_some(self, slots: set[int], factor: Tensor) -> None:
+        """Multiply some parameters' gradients by a 0-d tensor."""
+        if self.sums is not None and not self.segment.residence.optimizer_sharded:
+            parts = [view for i, view in enumerate(self.segment.views(self.sums)) if i in slots]
+        else:
+            parts = self.owned_parts(slots)
+        for part in parts:
+            part.mul_(factor)
+
+    def bytes_held(self) -> tuple[int, int, int]:
+        """Bytes now held: logical gradients, their padding, and buffers that are on the way."""
+        segment = self.segment
+        whole = segment.layout.logical_numel
+        owned = sum(piece.numel for piece in segment.layout.pieces(segment.rank))
+        passing = sum(t.untyped_storage().nbytes() for t in self._carry)
+        logical = padding = 0
+        if self.sums is not None:
+            is_whole = self._in_place or not segment.residence.optimizer_sharded
+            numel = whole if is_whole else owned
+            logical += numel * self.sums.element_size()
+            padding += self.sums.untyped_storage().nbytes() - numel * self.sums.element_size()
+        if self.arrivals is not None and not self._in_place:
+            held = self.arrivals.untyped_storage().nbytes()
+            if self._keeps_arrivals:
+                logical += whole * self.arrivals.element_size()
+                padding += held - whole * self.arrivals.element_size()
+            else:
+                passing += held
+        return logical, padding, passing
+
+    def whole(self) -> Tensor:
+        """The sums as one whole buffer; a collective below the surface except at stage 0."""
+        sums = _held(self.sums)
+        if not self.segment.residence.optimizer_sharded:
+            return sums
+        segment = self.segment
+        out = torch.empty(segment.layout.numel, dtype=segment.sum_dtype, device=segment.device)
+        pending = [
+            self._transport.all_gather(message, own.clone())
+            for message, own in zip(segment.messages(out), segment.owned(sums), strict=True)
+        ]
+        for transfer in pending:
+            transfer.wait()
+        return out
+
+    def show(self, *, finished: bool) -> None:
+        """Put into ``.grad`` what the user may see: the gradient, a stand-in, or None."""
+        segment = self.segment
+        readable = finished and self._in_place and not segment.residence.optimizer_sharded
+        views = segment.views(_held(self.sums)) if readable and self.used else self._grads
+        for slot, parameter in enumerate(segment.parameters):
+            parameter.grad = views[slot] if slot in self.used else None
+
+    def live(self) -> bool:
+        """Whether the user has left a gradient that is not zero."""
+        return any(
+            self.segment.parameters[slot].grad is not None and not self._is_zeroed(slot)
+            for slot in self.used
+        )
+
+    def hide(self, *, restart: bool) -> None:
+        """Clear every ``.grad`` before a backward; forget what the user cleared.
+
+        Args:
+            restart: Forget the rest too, but for gradients the user set to zero in place.
+        """
+        parameters = self.segment.parameters
+        kept = {
+            slot
+            for slot in self.used
+            if parameters[slot].grad is not None and (not restart or self._is_zeroed(slot))
+        }
+        if kept:  # the next sums are added to these; otherwise they overwrite everything
+            for slot in self.used - kept:
+                self.zero(slot)
+        self.used = kept
+        for parameter in parameters:
+            parameter.grad = None
+        self._zeroed.clear()
+
+    def _is_zeroed(self, slot: int) -> bool:
+        gradient = self.segment.parameters[slot].grad
+        if isinstance(gradient, ShardedGrad) or gradient is None:
+            return slot in self._zeroed
+        return not bool(gradient.any())
+
+    def dropped(self) -> None:
+        """Forget the gradients whose ``.grad`` the user set to None."""
+        for slot in list(self.used):
+            if self.segment.parameters[slot].grad is None:
+                self.zero(slot)
+                self.used.discard(slot)
+
+    def zero(self, slot: int) -> None:
+        """Set one parameter's sums to zero."""
+        if self.sums is None:
+            return
+        self._zeroed.add(slot)
+        if self.sums.numel() == self.segment.layout.numel:
+            self.segment.views(self.sums)[slot].zero_()
+            return
+        for planned in self.segment.layout.pieces(self.segment.rank):
+            if planned.slot == slot:
+                self.sums[planned.shard_start :][: planned.numel].zero_()
+
+    def forget(self, slots: Iterable[int] | None = None) -> None:
+        """Drop gradients (all of them by default): the next ones start anew."""
+        for slot in list(self.used if slots is None else slots):
+            self.segment.parameters[slot].grad = None
+            if slots is not None:
+                self.zero(slot)
+            self.used.discard(slot)
+
+    def abandon(self) -> None:
+        """Drop a backward that died half way."""
+        self._pending.clear()
+        self._came.clear()
+        self._landing, self._carry = [], []
+        if not self._keeps_arrivals:
+            self.arrivals = None
+
+    def _zeroer(self, slot: int) -> Callable[[], None]:
+        here = weakref.ref(self)  # what hangs in .grad may not keep the buffers alive
+
+        def zero() -> None:
+            if (buffers := here()) is not None:
+                buffers.zero(slot)
+
+        return zero
+
+
+_WHERE = (
+    "it is reduced and lies on its owners, one slice a rank; clip with zero.clip_grad_norm_(), "
+    "read it with zero.gradients()"
+)
+
+
+def _held(buffer: Tensor | None) -> Tensor:
+    assert buffer is not None  # allocated by _open
+    return buffer

@@ -1,0 +1,249 @@
+"""One flat buffer: the parameters of a unit that share dtype, device and trainability.
+
+    full      flat buffer of the parameters; at stage 3 its storage is empty while the unit rests
+    shard     stage 3: this rank's slices of it
+    master    16-bit trainable parameters: the fp32 copy that the optimizer steps
+
+Its gradients have buffers of their own: see `_gradients.py`.
+
+"Owned views" of a buffer are this rank's slices of it, one a bucket, whether the buffer is whole or
+a shard: code that works on them does not ask which.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from zero_partition._layout import SegmentLayout, alignment_numel, plan_segment
+from zero_partition._precision import sum_dtype
+from zero_partition._residence import Residence
+from zero_partition._resting import rest, wake
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cut:
+    """How every buffer of a partition is cut: the same for all segments."""
+
+    residence: Residence
+    rank: int
+    num_ranks: int
+    bucket_numel: int | None
+
+
+@dataclass(eq=False, slots=True)
+class OwnPiece:
+    """What an optimizer steps on this rank: a run of one parameter, as a Parameter of its own.
+
+    Attributes:
+        slot: Index of the logical parameter in the segment.
+        param_start: First element in the flattened logical parameter.
+        values: 1-D view of shard, master or flat buffer (the whole shape at stage 0).
+    """
+
+    slot: int
+    param_start: int
+    values: nn.Parameter
+
+
+class Segment:
+    """See the module's docstring.
+
+    Args:
+        parameters: Name and parameter, in registration order; their values are taken over.
+        dtype: Dtype to compute in.
+        cut: Stage, rank and bucket size.
+        broadcast: Makes rank 0's content of a buffer everyone's.
+    """
+
+    def __init__(
+        self,
+        parameters: list[tuple[str, nn.Parameter]],
+        *,
+        dtype: torch.dtype,
+        cut: Cut,
+        broadcast: Callable[[Tensor], None],
+    ) -> None:
+        first = parameters[0][1]
+        self.names = [name for name, _ in parameters]
+        self.parameters = [parameter for _, parameter in parameters]
+        self.dtype, self.device, self.trainable = dtype, first.device, first.requires_grad
+        self.sum_dtype = sum_dtype(dtype)
+        self.residence, self.rank = cut.residence, cut.rank
+        self.layout: SegmentLayout = plan_segment(
+            [parameter.numel() for parameter in self.parameters],
+            num_ranks=cut.num_ranks,
+            alignment=alignment_numel(min(dtype.itemsize, self.sum_dtype.itemsize)),
+            bucket_numel=cut.bucket_numel,
+        )
+        self.shapes = [parameter.shape for parameter in self.parameters]
+        self.has_master = self.trainable and self.sum_dtype != dtype
+        source = self._source()
+        broadcast(source)
+        self.full = source.to(dtype)
+        self.master: Tensor | None = None
+        if self.has_master:
+            sharded = cut.residence.optimizer_sharded
+            self.master = self._to_shard(source) if sharded else source
+        self.shard: Tensor | None = None
+        if cut.residence.parameters_sharded:
+            self.shard = self._to_shard(self.full)
+        for parameter, view in zip(self.parameters, self.views(self.full), strict=True):
+            parameter.grad = None
+            parameter.data = view
+        self.pieces = self._make_pieces() if self.trainable else []
+        self._versions = [parameter._version for parameter in self.parameters]
+        self.full_bytes = self.full.untyped_storage().nbytes()
+
+    def _source(self) -> Tensor:
+        """The parameters' values as one flat buffer, in the widest dtype that must survive."""
+        wide = self.sum_dtype if self.has_master else self.dtype
+        source = torch.zeros(self.layout.numel, dtype=wide, device=self.device)
+        for view, parameter in zip(self.views(source), self.parameters, strict=True):
+            view.copy_(parameter.detach())
+        return source
+
+    def _to_shard(self, whole: Tensor) -> Tensor:
+        shard = torch.empty(self.layout.shard_numel, dtype=whole.dtype, device=self.device)
+        for mine, theirs in zip(self.owned(shard), self.owned(whole), strict=True):
+            mine.copy_(theirs)
+        return shard
+
+    # Views. None of them copies.
+
+    def views(self, whole: Tensor) -> list[Tensor]:
+        """Each parameter's values in a buffer of the layout's whole length."""
+        return [
+            whole[slot.start : slot.start + slot.numel].view(shape)
+            for slot, shape in zip(self.layout.slots, self.shapes, strict=True)
+        ]
+
+    def owned(self, buffer: Tensor) -> list[Tensor]:
+        """This rank's slices of a whole buffer or of a shard, one a bucket."""
+        if buffer.numel() == self.layout.numel and self.layout.num_ranks > 1:
+            return [
+                buffer[b.start + self.rank * b.slice_numel :][: b.slice_numel]
+                for b in self.layout.buckets
+            ]
+        return [buffer[b.shard_start :][: b.slice_numel] for b in self.layout.buckets]
+
+    def messages(self, whole: Tensor) -> list[Tensor]:
+        """A whole buffer, cut into what travels at once."""
+        size = self.layout.num_ranks
+        return [whole[b.start :][: b.slice_numel * size] for b in self.layout.buckets]
+
+    def home(self) -> Tensor:
+        """Where this rank's values of the parameters rest: the shard, or the flat buffer."""
+        return self.full if self.shard is None else self.shard
+
+    def stepped(self) -> Tensor:
+        """The buffer that the optimizer steps."""
+        return self.home() if self.master is None else self.master
+
+    def piece_of(self, buffer: Tensor, piece: OwnPiece) -> Tensor:
+        """The elements of `buffer` (whole or shard) that belong to `piece`, in its shape."""
+        slot = self.layout.slots[piece.slot]
+        if not self.residence.optimizer_sharded:
+            return buffer[slot.start : slot.start + slot.numel].view(self.shapes[piece.slot])
+        planned = self._planned[id(piece)]
+        whole = buffer.numel() == self.layout.numel and self.layout.num_ranks > 1
+        start = planned.flat_start if whole else planned.shard_start
+        return buffer[start : start + planned.numel]
+
+    def _make_pieces(self) -> list[OwnPiece]:
+        buffer = self.stepped()
+        if not self.residence.optimizer_sharded:
+            views = self.views(buffer)
+            return [OwnPiece(i, 0, nn.Parameter(view)) for i, view in enumerate(views)]
+        whole = buffer.numel() == self.layout.numel and self.layout.num_ranks > 1
+        self._planned, made = {}, []
+        for planned in self.layout.pieces(self.rank):
+            start = planned.flat_start if whole else planned.shard_start
+            values = nn.Parameter(buffer[start : start + planned.numel])
+            piece = OwnPiece(planned.slot, planned.param_start, values)
+            self._planned[id(piece)] = planned
+            made.append(piece)
+        return made
+
+    # Parameters: whole and at rest.
+
+    def fill(self) -> None:
+        """Give the flat buffer its storage back (stage 3); the values are still to come."""
+        self.full.untyped_storage().resize_(self.full_bytes)
+
+    def wake(self) -> None:
+        """Let the parameters be read: the flat buffer holds their values."""
+        for parameter in self.parameters:
+            wake(parameter)
+
+    def empty(self) -> None:
+        """Let go of the flat buffer (stage 3)."""
+        for parameter in self.parameters:
+            rest(parameter)
+        self.full.untyped_storage().resize_(0)
+
+    def adopt_full(self) -> None:
+        """Take the values in the flat buffer as the new ones, in shard and master too."""
+        for target in (self.shard, self.master):
+            if target is not None and target.numel() == self.full.numel():
+                target.copy_(self.full)
+            elif target is not None:
+                for mine, theirs in zip(self.owned(target), self.owned(self.full), strict=True):
+                    mine.copy_(theirs)
+        self.note_versions()
+
+    def cast_master(self) -> None:
+        """Round the master, freshly stepped, into this rank's part of the parameters."""
+        if self.master is None:
+            return
+        home = self.home()
+        if self.master.numel() == home.numel():
+            home.copy_(self.master)
+            return
+        for mine, master in zip(self.owned(home), self.owned(self.master), strict=True):
+            mine.copy_(master)
+
+    def adopt_edits(self) -> None:
+        """Carry edits of whole parameters over to where they are stepped."""
+        if self.shard is not None:
+            return
+        self.reattach()
+        if self.master is not None and self.edited():
+            self.adopt_full()
+
+    def edited(self) -> bool:
+        """Whether somebody changed a parameter in place since `note_versions`."""
+        return self._versions != [parameter._version for parameter in self.parameters]
+
+    def note_versions(self) -> None:
+        """Take the parameters' present values as the known ones."""
+        self._versions = [parameter._version for parameter in self.parameters]
+
+    def reattach(self) -> None:
+        """Take over values that ``p.data = ...`` put elsewhere; the parameters must be whole.
+
+        Raises:
+            RuntimeError: They are of another shape, dtype or device (after ``model.to(...)``, say).
+        """
+        found = False
+        for name, parameter, view in zip(
+            self.names, self.parameters, self.views(self.full), strict=True
+        ):
+            if not view.numel() or parameter.data_ptr() == view.data_ptr():
+                continue
+            same = (parameter.shape, parameter.dtype, parameter.device)
+            if same != (view.shape, view.dtype, view.device):
+                raise RuntimeError(
+                    f"parameter {name!r} was replaced after partition() (by model.to(...) or "
+                    f".data = ...): expected shape {tuple(view.shape)}, {view.dtype} on "
+                    f"{view.device}, got {tuple(parameter.shape)}, {parameter.dtype} on "
+                    f"{parameter.device}; change these before partition()"
+                )
+            view.copy_(parameter.detach())
+            parameter.data = view
+            found = True
+        if found:
+            self.adopt_full()
