@@ -58,11 +58,11 @@ class Hooks:
     def _attach(self, unit: Unit) -> None:
         before, after = self._before_forward, self._after_forward
 
-        @torch._dynamo.disable  # type: ignore[untyped-decorator]  # torch leaves it untyped
+        @torch.compiler.disable  # type: ignore[untyped-decorator]  # torch leaves it untyped
         def pre(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
             return before(unit, args, kwargs)
 
-        @torch._dynamo.disable  # type: ignore[untyped-decorator]  # torch leaves it untyped
+        @torch.compiler.disable  # type: ignore[untyped-decorator]  # torch leaves it untyped
         def post(_: nn.Module, _args: tuple[Any, ...], output: Any) -> None:
             after(unit, output)
 
@@ -76,12 +76,12 @@ class Hooks:
         # may not keep the model alive; the module's hooks do.
         here = weakref.ref(self)
 
-        @torch._dynamo.disable  # type: ignore[untyped-decorator]  # torch leaves it untyped
+        @torch.compiler.disable  # type: ignore[untyped-decorator]  # torch leaves it untyped
         def before_accumulation(_: Tensor) -> None:
             if (hooks := here()) is not None:
                 hooks._reductions.begin()  # clears .grad, into which autograd would add
 
-        @torch._dynamo.disable  # type: ignore[untyped-decorator]  # torch leaves it untyped
+        @torch.compiler.disable  # type: ignore[untyped-decorator]  # torch leaves it untyped
         def after_accumulation(parameter: Tensor) -> None:
             gradient, parameter.grad = parameter.grad, None
             if gradient is not None and (hooks := here()) is not None:
@@ -183,12 +183,12 @@ class Hooks:
     # Backward.
 
     def _before_backward(self, unit: Unit) -> Callable[[Tensor], None]:
-        @torch._dynamo.disable  # type: ignore[untyped-decorator]  # torch leaves it untyped
+        @torch.compiler.disable  # type: ignore[untyped-decorator]  # torch leaves it untyped
         def hook(_: Tensor) -> None:
             self._reductions.begin()
             self._gathers.need(unit, Place.BACKWARD)
 
-        return hook  # type: ignore[no-any-return]  # torch leaves `disable` untyped
+        return hook  # type: ignore[no-any-return]  # the same
 
     def _release_if_complete(self, unit: Unit) -> None:
         if self._gathers.sharded and unit.backward_complete(self._reductions.task):

@@ -54,12 +54,10 @@ class _Lanes:
 def lend_lane(group: dist.ProcessGroup, device: torch.device) -> Lane:
     """Lend a lane over the ranks of `group`; all of them call this together."""
     lanes = _lanes_of(group, device)
-    if len(lanes.made) >= _MANY:
+    chosen = _free_lane(lanes)
+    if chosen is None and len(lanes.made) >= _MANY:
         gc.collect()
-    free = torch.tensor([lane.is_free for lane in lanes.made], dtype=torch.uint8)
-    if len(lanes.made):
-        dist.all_reduce(free, op=dist.ReduceOp.MIN, group=lanes.meeting)
-    chosen = next((lane for lane, is_free in zip(lanes.made, free, strict=True) if is_free), None)
+        chosen = _free_lane(lanes)
     if chosen is None:
         chosen = Lane(
             gathers=_twin(group, device),
@@ -69,6 +67,15 @@ def lend_lane(group: dist.ProcessGroup, device: torch.device) -> Lane:
         lanes.made.append(chosen)
     chosen.is_lent = True
     return chosen
+
+
+def _free_lane(lanes: _Lanes) -> Lane | None:
+    """The first lane that every rank has back."""
+    if not lanes.made:
+        return None
+    free = torch.tensor([lane.is_free for lane in lanes.made], dtype=torch.uint8)
+    dist.all_reduce(free, op=dist.ReduceOp.MIN, group=lanes.meeting)
+    return next((lane for lane, is_free in zip(lanes.made, free, strict=True) if is_free), None)
 
 
 @functools.cache

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack
 from typing import Any, TypeVar
 
 import torch
@@ -37,8 +38,10 @@ def load(
     Everything is checked on all ranks before anything is changed.
     """
     agree = Agreement(transport)
-    checkpoint = _together(lambda: _checked(path, model, segments, optimizer), agree)
-    with checkpoint:
+    with ExitStack() as opened:
+        checkpoint = _together(
+            lambda: opened.enter_context(_checked(path, model, segments, optimizer)), agree
+        )
         _together(lambda: _read_all(checkpoint, model, segments, optimizer), agree)
     states = random_states(checkpoint.index)
     if len(states) == transport.num_ranks:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -36,30 +37,29 @@ def save(
     overwrite: bool,
 ) -> None:
     """Write model, masters, optimizer states and random states; see `Zero.save`."""
+    agree = Agreement(transport)
     for segment in segments:
         segment.adopt_edits()
     parameters, aliases = named_tensors(model)
     buffers = persistent_buffers(model)
     own = {s: _own_runs(s, transport.rank) for s in segments}
-    files = {"model": [entry_of(n, p.shape, p.dtype) for n, p in parameters.items()]}
-    buffer_entries = [entry_of(n, b.shape, b.dtype) for n, b in buffers.items()]
-    files["model"] += buffer_entries
+    files: dict[str, list[TensorEntry]] = {}
     pieces: dict[str, Iterable[Piece]] = {
         "model": _model_pieces(own, buffers if transport.rank == 0 else {})
     }
-    with_master = [s for s in segments if s.master is not None]
-    if with_master:
-        order = {name: i for i, name in enumerate(parameters)}
-        masters = [
-            entry_of(name, shape, s.sum_dtype)
-            for s in with_master
-            for name, shape in zip(s.names, s.shapes, strict=True)
-        ]
-        files["master"] = sorted(masters, key=lambda entry: order[entry.name])
-        pieces["master"] = _master_pieces({s: own[s] for s in with_master})
+    states = None if optimizer is None else _OptimizerStates(segments, optimizer)
+    with _told_to_all(agree):
+        buffer_entries = [entry_of(n, b.shape, b.dtype) for n, b in buffers.items()]
+        files["model"] = [entry_of(n, p.shape, p.dtype) for n, p in parameters.items()]
+        files["model"] += buffer_entries
+        if states is not None:
+            states.collect()
+    if masters := _master_entries(segments, list(parameters)):
+        files["master"] = masters
+        pieces["master"] = _master_pieces(own)
     record = None
-    if optimizer is not None:
-        states = _OptimizerStates(segments, optimizer, transport)
+    if states is not None:
+        states.merge(transport)
         files |= states.files(parameters)
         pieces |= states.pieces(own)
         record = states.record()
@@ -79,9 +79,30 @@ def save(
         pieces=pieces,
         index=index,
         rank=transport.rank,
-        agree=Agreement(transport),
+        agree=agree,
         overwrite=overwrite,
     )
+
+
+@contextmanager
+def _told_to_all(agree: Agreement) -> Iterator[None]:
+    """Let an error of this rank's be every rank's."""
+    try:
+        yield
+    except Exception as error:
+        agree(error)
+        raise
+    agree(None)
+
+
+def _master_entries(segments: Sequence[Segment], order: list[str]) -> list[TensorEntry]:
+    found = {
+        name: entry_of(name, shape, segment.sum_dtype)
+        for segment in segments
+        if segment.master is not None
+        for name, shape in zip(segment.names, segment.shapes, strict=True)
+    }
+    return [found[name] for name in order if name in found]
 
 
 _Runs = list[tuple[int, int, int, int, int]]
@@ -118,26 +139,34 @@ def _master_pieces(own: dict[Segment, _Runs]) -> Iterator[Piece]:
 class _OptimizerStates:
     """An optimizer's states by logical name."""
 
-    def __init__(
-        self, segments: Sequence[Segment], optimizer: ZeroOptimizer, transport: Transport
-    ) -> None:
-        self._optimizer = optimizer
+    def __init__(self, segments: Sequence[Segment], optimizer: ZeroOptimizer) -> None:
+        self._segments, self._optimizer = segments, optimizer
         self._names = {p: n for s in segments for n, p in zip(s.names, s.parameters, strict=True)}
         self._held: dict[str, dict[tuple[Segment, int], list[tuple[OwnPiece, Tensor]]]] = {}
-        mine: dict[str, dict[str, str]] = {}
-        for segment in segments:
+        self._dtypes: dict[str, dict[str, str]] = {}
+
+    def collect(self) -> None:
+        """Find what this rank holds.
+
+        Raises:
+            CheckpointError: A state is not a tensor.
+        """
+        for segment in self._segments:
             for piece in segment.pieces:
-                for state, value in optimizer.state.get(piece.values, {}).items():
-                    name = segment.names[piece.slot]
+                name = segment.names[piece.slot]
+                for state, value in self._optimizer.state.get(piece.values, {}).items():
                     if not isinstance(value, Tensor):
                         raise CheckpointError(
                             f"optimizer state {state!r} of {name!r} is a "
                             f"{type(value).__name__}; only tensors are saved"
                         )
-                    mine.setdefault(state, {})[name] = str(value.dtype)
+                    self._dtypes.setdefault(state, {})[name] = str(value.dtype)
                     held = self._held.setdefault(state, {})
                     held.setdefault((segment, piece.slot), []).append((piece, value))
-        self._dtypes = _merge(mine, transport)
+
+    def merge(self, transport: Transport) -> None:
+        """Learn which parameters have which state on other ranks."""
+        self._dtypes = _merge(self._dtypes, transport)
 
     def files(self, parameters: dict[str, nn.Parameter]) -> dict[str, list[TensorEntry]]:
         """What each state's file holds."""
