@@ -1,0 +1,99 @@
+"""The `plait` command."""
+
+from __future__ import annotations
+
+import argparse
+import signal
+import sys
+from collections.abc import Sequence
+
+import plait
+
+__all__ = ["main"]
+
+_TRAIN_EPILOG = """\
+examples:
+  plait train                                  a small GPT on text that ships with Python
+  plait train my.json --ranks 4                your configuration, on four ranks
+  plait train --set data.path=book.txt --set run.steps=500
+  plait train --resume                         go on with the newest run here
+  plait train --resume plait-run-3 --ranks 1   go on with that one, on another number of ranks
+  torchrun --nproc-per-node 2 -m plait train   the same under torchrun
+
+Keys are those of the guide (docs/plait.md); every error in a configuration is listed at once.
+Exit codes: 0 done, 1 the run failed, 2 refused before it began, 130 stopped by Ctrl-C.
+"""
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="plait",
+        description="Train models that do not fit, with the numbers of plain data parallelism.",
+    )
+    parser.add_argument("--version", action="version", version=f"plait {plait.__version__}")
+    commands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
+    train = commands.add_parser(
+        "train",
+        help="train a language model on several ranks",
+        description="Train a byte-level language model, sharded over the ranks it starts "
+        "(or finds, under torchrun).",
+        epilog=_TRAIN_EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    train.add_argument(
+        "config",
+        nargs="?",
+        metavar="CONFIG.json",
+        help="configuration; every key has a default",
+    )
+    train.add_argument(
+        "--ranks",
+        type=_positive,
+        metavar="N",
+        help="processes to train on (default: one per GPU, or 2 on CPUs)",
+    )
+    train.add_argument(
+        "--set",
+        action="append",
+        default=[],
+        dest="overrides",
+        metavar="KEY=VALUE",
+        help="change a key of the configuration, such as run.steps=100; may come several times",
+    )
+    train.add_argument(
+        "--resume",
+        nargs="?",
+        const="",
+        metavar="PATH",
+        help="continue from a run folder's newest checkpoint (default: the newest run here), "
+        "or from a checkpoint folder",
+    )
+    return parser
+
+
+def _positive(text: str) -> int:
+    try:
+        number = int(text)
+    except ValueError:
+        number = 0
+    if number < 1:
+        raise argparse.ArgumentTypeError(f"expected a whole number of at least 1, got {text!r}")
+    return number
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the command line; returns the exit code.
+
+    Args:
+        arguments: Without the program's name; None takes those of the process.
+    """
+    given = _parser().parse_args(arguments)
+    try:
+        from plait._run_command import run_train  # noqa: PLC0415  # --help need not wait for it
+
+        return run_train(
+            given.config, overrides=given.overrides, num_ranks=given.ranks, resume=given.resume
+        )
+    except KeyboardInterrupt:
+        print("plait: stopped by Ctrl-C before the training began", file=sys.stderr)
+        return 128 + signal.SIGINT
