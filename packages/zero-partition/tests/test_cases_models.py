@@ -112,7 +112,7 @@ def student_and_teacher(rank: int, stages: tuple[int, int]) -> None:
         assert stepped
         gc.collect()
         counts.append(sum(issubclass(type(o), Tensor) for o in gc.get_objects()))
-    assert len(set(counts[2:])) == 1, counts
+    assert min(counts[11:]) == min(counts[2:11]), counts  # one may be on its way while we count
     twin.check()
     check_same("teacher", before, zero_teacher.state_dict())
 
