@@ -70,7 +70,7 @@ class Measured:
             for ours, ddp in zip(measured[key], measured["ddp"], strict=True)
             for mine, expected in zip(ours["losses"], ddp["losses"], strict=True)
         ]
-        return max(distances, key=lambda distance: (math.isnan(distance), distance))
+        return worst(distances)
 
 
 def measure(size: Size, *, num_rounds: int) -> Measured:
@@ -122,7 +122,7 @@ def figures_of(measured: Measured) -> dict[str, float]:
     if held:
         found["held_bytes_over_best_peer"] = max(held)
     if ours:
-        found["loss_difference"] = max(measured.loss_difference(variant.key) for variant in ours)
+        found["loss_difference"] = worst([measured.loss_difference(each.key) for each in ours])
     return {f"{name}{measured.size.suffix}": value for name, value in found.items()}
 
 
@@ -145,7 +145,7 @@ def row_of(measured: Measured, variant: Variant) -> dict[str, Any]:
         return row | {"missing": measured.missing[variant.key]}
     key, times = variant.key, measured.times[variant.key]
     ratios = measured.ratios(key, "ddp")
-    difference = max(rank["parameters_difference"] for rank in times)
+    difference = worst([rank["parameters_difference"] for rank in times])
     return row | {
         "step_ms": statistics.median(measured.step_s(key)) * 1e3,
         "over_ddp": statistics.median(ratios),
@@ -161,6 +161,11 @@ def row_of(measured: Measured, variant: Variant) -> dict[str, Any]:
         "losses_by_rank": [rank["losses"] for rank in times],
         "step_ms_by_round": [seconds * 1e3 for seconds in measured.step_s(key)],
     }
+
+
+def worst(values: list[float]) -> float:
+    """The greatest; NaN is greater than anything."""
+    return max(values, key=lambda value: (math.isnan(value), value))
 
 
 def quartiles(values: list[float]) -> list[float]:

@@ -52,7 +52,7 @@ def expert_norm(rank: int, numel: int) -> tuple[float, float]:
     return seen.pop()
 
 
-@pytest.mark.parametrize("numel", [1, 5, 64])
+@pytest.mark.parametrize("numel", [1, 64])
 def test_the_norm_of_four_experts_does_not_depend_on_who_holds_them(
     rank_pools: RankPools, numel: int
 ) -> None:
@@ -87,8 +87,8 @@ def clip_tied(rank: int, max_norm: float, num_micro: int) -> None:
             twin.step()
 
 
-@pytest.mark.parametrize("num_ranks", [1, 2, 3])
-@pytest.mark.parametrize("max_norm", [0.1, 1e-9, 1e9, math.inf])
+@pytest.mark.parametrize("num_ranks", [2, 3])
+@pytest.mark.parametrize("max_norm", [0.1, 1e-9, math.inf])
 def test_clipping_with_ties_is_torchs_clipping(
     rank_pools: RankPools, num_ranks: int, max_norm: float
 ) -> None:

@@ -19,7 +19,7 @@ def check_run(rank_pools: RankPools, run: TrainingRun, how: Partitioning) -> Non
         assert found == [], f"rank {rank}: " + "; ".join(found)
 
 
-@settings(max_examples=2 * EXAMPLES)
+@settings(max_examples=EXAMPLES)
 @given(training_runs(), partitionings())
 def test_training_leaves_the_bits_of_one_process(
     rank_pools: RankPools, run: TrainingRun, how: Partitioning
@@ -27,7 +27,7 @@ def test_training_leaves_the_bits_of_one_process(
     check_run(rank_pools, run, how)
 
 
-@settings(max_examples=EXAMPLES // 2)
+@settings(max_examples=EXAMPLES // 3)
 @given(training_runs(bf16=True), partitionings())
 def test_bfloat16_training_with_float32_masters_leaves_the_bits_of_one_process(
     rank_pools: RankPools, run: TrainingRun, how: Partitioning

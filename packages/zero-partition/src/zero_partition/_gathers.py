@@ -57,7 +57,7 @@ class Gathers:
         """Make `unit` whole, for a pass of the kind `place`."""
         if not self.sharded or self.pinned:
             return
-        if place is Place.BACKWARD and unit.is_root and unit.is_whole:
+        if place is Place.BACKWARD and self.is_kept(unit) and unit.is_whole:
             return
         if self._place is not place:
             self._enter(place)
@@ -123,21 +123,34 @@ class Gathers:
             self.join(lead, reports)
         self._open(place, reports)
 
-    def wishes(self, place: Place) -> list[int]:
-        """What a rank says of the lap it wants: whether backward lacks the model's own unit.
+    def is_kept(self, unit: Unit) -> bool:
+        """Whether a unit stays whole from forward to backward, which needs it at once.
 
-        It is kept from forward to backward; a second backward over earlier graphs finds it gone.
+        These are the model's own unit and the one that runs last.
         """
-        return [int(place is Place.BACKWARD and not self._units[0].is_whole)]
+        return unit.is_root or unit.index == self._order.backward[0]
+
+    def wishes(self, place: Place) -> list[int]:
+        """What a rank says of the lap it wants: bit u set if backward lacks the kept unit u.
+
+        A second backward over earlier graphs, for one, finds them gone.
+        """
+        kept = (0, self._order.backward[0])
+        lacking = [not self._units[index].is_whole for index in kept]
+        return [(lacking[0] | lacking[1] << 1) if place is Place.BACKWARD else 0]
 
     def _open(self, place: Place, reports: Sequence[Report]) -> None:
         self._place, self._cursor = place, 0
         self._served.clear()
         self._list = self._order.forward
         if place is Place.BACKWARD:
-            lacking = any(r.payload[0] for r in reports if r.place is place)
-            inner = [i for i in self._order.backward if not self._units[i].is_root]
-            self._list = [0, *inner] if lacking else inner
+            lacking = 0
+            for report in reports:
+                lacking |= report.payload[0] if report.place is place else 0
+            last = self._order.backward[0]
+            wanted = [index for bit, index in enumerate((0, last)) if lacking >> bit & 1]
+            inner = [index for index in self._order.backward if index not in (0, last)]
+            self._list = [*dict.fromkeys(wanted), *inner]
 
     def _position(self, unit: Unit) -> int | None:
         for position in range(self._cursor, len(self._list)):

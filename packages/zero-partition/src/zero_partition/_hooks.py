@@ -1,8 +1,8 @@
 """The hooks on modules, outputs and parameters through which a partitioned model drives itself.
 
-Forward: a unit is gathered before it and let go after it (the model's own unit stays until backward
-has ended). Backward: a unit is gathered when the gradient of one of its outputs is known, and let
-go when the gradients of all its parameters and inputs are.
+Forward: a unit is gathered before it and let go after it; the model's own unit and the one that
+runs last are kept for backward. Backward: a unit is gathered when the gradient of one of its
+outputs is known, and let go when the gradients of all its parameters and inputs are.
 """
 
 from __future__ import annotations
@@ -154,7 +154,7 @@ class Hooks:
             return
         if torch.is_grad_enabled() and not graph and unit.uses:
             unit.uses -= 1  # nothing will come back through this forward
-        if not (unit.is_root and unit.uses):
+        if not (self._gathers.is_kept(unit) and unit.uses):
             self._gathers.release(unit)
 
     def _model_ended(self, *_: object) -> None:
