@@ -18,7 +18,7 @@ from torch.nn import functional as F
 
 from plait._batches import Batches
 from plait._config import Config
-from plait._devices import memory_bytes
+from plait._devices import memory_bytes, return_free_memory
 from plait._metrics import StepMetrics
 from plait._model import ByteGPT, generate
 from plait._optimizers import optimizer_class
@@ -32,6 +32,7 @@ from zero_partition import Precision, Zero, partition
 __all__ = ["TrainingError", "train"]
 
 _PROMPT_BYTES = 64
+_UPDATES_A_TRIM = 8  # seldom enough to cost nothing
 
 
 class TrainingError(RuntimeError):
@@ -139,6 +140,8 @@ def _steps(training: Training, first_step: int) -> Iterator[StepMetrics]:
         else:
             loss = _mean_over_ranks(_update(training, step))
             tokens_per_s = trained_bytes / (time.perf_counter() - start_s)
+        if step % _UPDATES_A_TRIM == 0:
+            return_free_memory(training.device)
         if not math.isfinite(loss):
             raise TrainingError(
                 f"the loss is {loss} at step {step}; a lower optimizer.params.lr or "

@@ -6,7 +6,7 @@ torch.distributed alone. A wire moves bytes and sums contributions; it decides n
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Protocol
 
 import torch
@@ -96,15 +96,34 @@ class TorchWire:
         if not _is_gloo(group, out.device) and out.dtype == contributions.dtype:
             work = _native_reduce_scatter(out, contributions, group=group, async_op=True)
             return _Works([work])
+        if num_ranks == 2:
+            return _exchange_halves(out, contributions, group)
         arrived = torch.empty_like(contributions)
         work = dist.all_to_all_single(arrived, contributions, group=group, async_op=True)
         rows = arrived.view(num_ranks, -1)
         return _Works([work], lambda: sum_rows(out, rows))
 
 
-def sum_rows(out: Tensor, rows: Tensor) -> None:
-    """``out = rows[0] + rows[1] + ...`` from left to right, in the dtype of `out`."""
-    if rows.shape[0] > 1 and rows.dtype == out.dtype:
+def _exchange_halves(out: Tensor, contributions: Tensor, group: dist.ProcessGroup) -> _Works:
+    """Reduce over two ranks: only what the other one needs travels, and nothing is copied."""
+    rank = dist.get_rank(group)
+    halves = contributions.view(2, -1)
+    arrived = torch.empty_like(halves[rank])
+    splits = [0, 0]
+    splits[1 - rank] = arrived.numel()
+    work = dist.all_to_all_single(
+        arrived, halves[1 - rank], splits, splits, group=group, async_op=True
+    )
+    rows = [halves[0], arrived] if rank == 0 else [arrived, halves[1]]
+    return _Works([work], lambda: sum_rows(out, rows))
+
+
+def sum_rows(out: Tensor, rows: Sequence[Tensor] | Tensor) -> None:
+    """``out = rows[0] + rows[1] + ...`` from left to right, in the dtype of `out`.
+
+    `out` may be one of the first two rows where the dtypes are the same.
+    """
+    if len(rows) > 1 and rows[0].dtype == out.dtype:
         torch.add(rows[0], rows[1], out=out)
         rest = rows[2:]
     else:
