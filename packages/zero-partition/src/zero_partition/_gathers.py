@@ -184,15 +184,11 @@ class Gathers:
         if unit.index in self._coming:
             return
         with record_function("zero_partition::gather"):
-            pending = []
+            pending: list[Pending] = []
             for segment in unit.segments:
                 if not unit.is_whole:
                     segment.fill()
-                home = segment.home()
-                for message, own in zip(
-                    segment.messages(segment.full), segment.owned(home), strict=True
-                ):
-                    pending.append(self._transport.all_gather(message, own))
+                pending += segment.start_gather(segment.full, segment.home(), self._transport)
             self._coming[unit.index] = pending
 
     def _end(self, unit: Unit) -> None:

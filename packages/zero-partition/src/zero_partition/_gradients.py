@@ -131,12 +131,7 @@ class GradientBuffers:
         """Stage 0: start to make the sums whole."""
         if self.sums is None or self.segment.residence.optimizer_sharded:
             return []
-        return [
-            self._transport.all_gather(message, own)
-            for message, own in zip(
-                self.segment.messages(self.sums), self.segment.owned(self.sums), strict=True
-            )
-        ]
+        return self.segment.start_gather(self.sums, self.sums, self._transport)
 
     def scale(self, factor: Tensor) -> None:
         """Multiply the gradients by a 0-d tensor."""
@@ -155,9 +150,8 @@ class GradientBuffers:
         """This rank's elements of some parameters' sums, each element on one rank only."""
         if self.sums is None:
             return []
-        whole = self.sums.numel() == self.segment.layout.numel
         return [
-            self.sums[planned.flat_start if whole else planned.shard_start :][: planned.numel]
+            self.segment.part(self.sums, planned)
             for planned in self.segment.layout.pieces(self.segment.rank)
             if planned.slot in slots
         ]

@@ -18,10 +18,12 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from zero_partition._layout import SegmentLayout, alignment_numel, plan_segment
+from zero_partition._layout import Piece, SegmentLayout, alignment_numel, plan_segment
 from zero_partition._precision import sum_dtype
 from zero_partition._residence import Residence
 from zero_partition._resting import rest, wake
+from zero_partition._transport import Transport
+from zero_partition._wire import Pending
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -135,6 +137,17 @@ class Segment:
         size = self.layout.num_ranks
         return [whole[b.start :][: b.slice_numel * size] for b in self.layout.buckets]
 
+    def start_gather(self, whole: Tensor, own: Tensor, transport: Transport) -> list[Pending]:
+        """Start to fill `whole` from every rank's owned slices; `own` holds this rank's."""
+        pairs = zip(self.messages(whole), self.owned(own), strict=True)
+        return [transport.all_gather(message, mine) for message, mine in pairs]
+
+    def part(self, buffer: Tensor, planned: Piece) -> Tensor:
+        """A planned piece's elements in a whole buffer or in a shard, 1-D."""
+        whole = buffer.numel() == self.layout.numel
+        start = planned.flat_start if whole else planned.shard_start
+        return buffer[start : start + planned.numel]
+
     def home(self) -> Tensor:
         """Where this rank's values of the parameters rest: the shard, or the flat buffer."""
         return self.full if self.shard is None else self.shard
@@ -148,21 +161,16 @@ class Segment:
         slot = self.layout.slots[piece.slot]
         if not self.residence.optimizer_sharded:
             return buffer[slot.start : slot.start + slot.numel].view(self.shapes[piece.slot])
-        planned = self._planned[id(piece)]
-        whole = buffer.numel() == self.layout.numel and self.layout.num_ranks > 1
-        start = planned.flat_start if whole else planned.shard_start
-        return buffer[start : start + planned.numel]
+        return self.part(buffer, self._planned[id(piece)])
 
     def _make_pieces(self) -> list[OwnPiece]:
         buffer = self.stepped()
         if not self.residence.optimizer_sharded:
             views = self.views(buffer)
             return [OwnPiece(i, 0, nn.Parameter(view)) for i, view in enumerate(views)]
-        whole = buffer.numel() == self.layout.numel and self.layout.num_ranks > 1
         self._planned, made = {}, []
         for planned in self.layout.pieces(self.rank):
-            start = planned.flat_start if whole else planned.shard_start
-            values = nn.Parameter(buffer[start : start + planned.numel])
+            values = nn.Parameter(self.part(buffer, planned))
             piece = OwnPiece(planned.slot, planned.param_start, values)
             self._planned[id(piece)] = planned
             made.append(piece)

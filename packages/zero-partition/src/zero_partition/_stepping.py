@@ -14,9 +14,10 @@ from zero_partition._gathers import Gathers
 from zero_partition._optimizer import ZeroOptimizer, make_optimizer
 from zero_partition._probe import probe
 from zero_partition._reductions import Accumulation, Reductions
-from zero_partition._segment import OwnPiece, Segment
+from zero_partition._segment import OwnPiece
 from zero_partition._transport import Transport
 from zero_partition._unit import Unit
+from zero_partition._wire import Pending
 
 
 class Stepping:
@@ -149,19 +150,14 @@ class Stepping:
 
     def _publish(self) -> None:
         """Make stepped values the parameters' values on every rank."""
-        pending = []
+        pending: list[Pending] = []
         changed = [segment for segment in self._segments if segment.trainable]
         for segment in changed:
             segment.cast_master()
             if segment.shard is None and segment.residence.optimizer_sharded:
-                pending += self._gather_home(segment)
+                pending += segment.start_gather(segment.full, segment.full, self._transport)
         for transfer in pending:
             transfer.wait()
         for segment in changed:
             torch.autograd.graph.increment_version(segment.parameters)
             segment.note_versions()
-
-    def _gather_home(self, segment: Segment) -> list[Any]:
-        home = segment.home()
-        pairs = zip(segment.messages(home), segment.owned(home), strict=True)
-        return [self._transport.all_gather(message, own) for message, own in pairs]
