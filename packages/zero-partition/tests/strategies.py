@@ -48,6 +48,7 @@ class Partitioning:
     stage: int = 3
     bucket: str = "none"  # "none" | "one" | "seven" | "param" | "param+1" | "total" | "10 total"
     overlap: bool = True
+    wire: str = "chosen"  # "chosen" | "torch" | "small" rings | "hosts" | "nodes"
 
 
 def bucket_numel(spec: ModelSpec, bucket: str) -> int | None:
@@ -174,10 +175,11 @@ def training_runs(draw: DrawFn, *, bf16: bool = False) -> TrainingRun:
 
 @st.composite
 def partitionings(draw: DrawFn) -> Partitioning:
-    """Any stage, bucket size and overlap."""
+    """Any stage, bucket size, overlap and wire."""
     buckets = ["none", "one", "seven", "param", "param+1", "total", "10 total"]
     return Partitioning(
         stage=draw(st.sampled_from([3, 2, 1, 0])),
         bucket=draw(st.sampled_from(buckets)),
         overlap=draw(st.booleans()),
+        wire=draw(st.sampled_from(["chosen", "chosen", "torch", "small", "hosts", "nodes"])),
     )

@@ -1,19 +1,22 @@
-"""What `TorchWire` moves and sums, against definitions of one line."""
+"""What the wires move and sum, against definitions of one line."""
 
 from __future__ import annotations
+
+from dataclasses import dataclass
 
 import pytest
 import torch
 import torch.distributed as dist
 from hypothesis import given
 from hypothesis import strategies as st
+from hypothesis.strategies import SearchStrategy
 from torch import Tensor
 
 from ranktest import RankPools, subgroup
-from zero_partition import TorchWire, Wire
+from wires import WIRES, wire
+from zero_partition import SharedMemoryWire, TorchWire
 from zero_partition._wire import sum_rows
 
-WIRE: Wire = TorchWire()
 DTYPES = [torch.float32, torch.float64, torch.bfloat16, torch.float16, torch.int64, torch.uint8]
 
 
@@ -22,68 +25,82 @@ def contribution(rank: int, numel: int, dtype: torch.dtype) -> Tensor:
     return torch.randn(numel, generator=generator, dtype=torch.float64).to(dtype)
 
 
-def gather(rank: int, numel: int, dtype: torch.dtype, in_place: bool) -> Tensor:
-    group = dist.group.WORLD
-    out = torch.zeros(numel * dist.get_world_size(), dtype=dtype)
-    shard = contribution(rank, numel, dtype)
-    if in_place:
+@dataclass(frozen=True)
+class Message:
+    """What a rank sends: elements a rank, their type, and whether the result overwrites it."""
+
+    numel: int
+    dtype: torch.dtype
+    in_place: bool
+
+
+def messages(dtypes: list[torch.dtype]) -> SearchStrategy[Message]:
+    """Any length, empty included."""
+    return st.builds(Message, st.integers(0, 5000), st.sampled_from(dtypes), st.booleans())
+
+
+def gather(rank: int, kind: str, message: Message) -> Tensor:
+    numel, group = message.numel, dist.group.WORLD
+    out = torch.zeros(numel * dist.get_world_size(), dtype=message.dtype)
+    shard = contribution(rank, numel, message.dtype)
+    if message.in_place:
         own = out[rank * numel :][:numel]
         own.copy_(shard)
         shard = own
-    pending = WIRE.all_gather(out, shard, group=group)
+    pending = wire(kind).all_gather(out, shard, group=group)
     pending.wait()
     pending.wait()  # a second wait does nothing
     assert pending.done()
     return out
 
 
-def reduce(rank: int, numel: int, dtype: torch.dtype, wide: torch.dtype, in_place: bool) -> Tensor:
-    num_ranks = dist.get_world_size()
-    whole = contribution(rank, numel * num_ranks, dtype)
+def reduce(rank: int, kind: str, message: Message, wide: torch.dtype) -> Tensor:
+    numel, num_ranks = message.numel, dist.get_world_size()
+    whole = contribution(rank, numel * num_ranks, message.dtype)
+    in_place = message.in_place and wide == message.dtype
     out = whole[rank * numel :][:numel] if in_place else torch.zeros(numel, dtype=wide)
-    WIRE.reduce_scatter(out, whole, group=dist.group.WORLD).wait()
+    wire(kind).reduce_scatter(out, whole, group=dist.group.WORLD).wait()
     return out.clone()
 
 
-@given(st.integers(1, 4), st.integers(0, 5000), st.sampled_from(DTYPES), st.booleans())
+@given(st.sampled_from(WIRES), st.integers(1, 4), messages(DTYPES))
 def test_a_gather_puts_every_ranks_bytes_in_rank_order(
-    rank_pools: RankPools, num_ranks: int, numel: int, dtype: torch.dtype, in_place: bool
+    rank_pools: RankPools, kind: str, num_ranks: int, message: Message
 ) -> None:
-    expected = torch.cat([contribution(r, numel, dtype) for r in range(num_ranks)])
-    for out in rank_pools(num_ranks).run(gather, numel, dtype, in_place):
+    expected = torch.cat([contribution(r, message.numel, message.dtype) for r in range(num_ranks)])
+    for out in rank_pools(num_ranks).run(gather, kind, message):
         assert torch.equal(out, expected)
 
 
-@given(
-    st.integers(1, 4),
-    st.integers(0, 5000),
-    st.sampled_from([torch.float32, torch.float64, torch.bfloat16, torch.float16]),
-    st.booleans(),
-)
+@given(st.sampled_from(WIRES), st.integers(1, 4), messages(DTYPES[:4]))
 def test_a_reduction_is_the_sum_in_rank_order_in_the_wider_dtype(
-    rank_pools: RankPools, num_ranks: int, numel: int, dtype: torch.dtype, in_place: bool
+    rank_pools: RankPools, kind: str, num_ranks: int, message: Message
 ) -> None:
-    wide = torch.float32 if dtype.itemsize == 2 else dtype
-    in_place = in_place and wide == dtype
-    parts = [contribution(r, numel * num_ranks, dtype).to(wide) for r in range(num_ranks)]
+    wide = torch.float32 if message.dtype.itemsize == 2 else message.dtype
+    whole = message.numel * num_ranks
+    parts = [contribution(r, whole, message.dtype).to(wide) for r in range(num_ranks)]
     total = parts[0]
     for part in parts[1:]:
         total = total + part
-    results = rank_pools(num_ranks).run(reduce, numel, dtype, wide, in_place)
+    results = rank_pools(num_ranks).run(reduce, kind, message, wide)
     assert torch.equal(torch.cat(results), total)
 
 
-def reduce_on_subgroup(rank: int) -> Tensor | None:
+def reduce_on_subgroup(rank: int, kind: str) -> Tensor | None:
     group = subgroup(0, 2)
     if rank == 1:
         return None
     out = torch.zeros(2)
-    WIRE.reduce_scatter(out, torch.full((4,), float(rank + 1)), group=group).wait()
+    given = torch.full((4,), float(rank + 1))
+    (TorchWire() if kind == "torch" else SharedMemoryWire()).reduce_scatter(
+        out, given, group=group
+    ).wait()
     return out
 
 
-def test_a_wire_works_on_any_subgroup(rank_pools: RankPools) -> None:
-    first, middle, last = rank_pools(3).run(reduce_on_subgroup)
+@pytest.mark.parametrize("kind", ["torch", "shared"])
+def test_a_wire_works_on_any_subgroup(rank_pools: RankPools, kind: str) -> None:
+    first, middle, last = rank_pools(3).run(reduce_on_subgroup, kind)
     assert middle is None
     assert first.tolist() == last.tolist() == [4.0, 4.0]
 
@@ -97,3 +114,37 @@ def test_rows_are_summed_from_left_to_right(num_rows: int) -> None:
     for row in rows[1:]:
         expected = expected + row
     assert torch.equal(out, expected)
+
+
+def transfers_at_once(rank: int, kind: str, numels: list[int]) -> list[tuple[Tensor, Tensor]]:
+    """Begin everything, poll now and then, wait in another order on every other rank."""
+    num_ranks, group, one = dist.get_world_size(), dist.group.WORLD, wire(kind)
+    begun = []
+    for i, numel in enumerate(numels):
+        whole = contribution(rank + 7 * i, numel * num_ranks, torch.float32)
+        gathered, summed = torch.empty(numel * num_ranks), torch.empty(numel)
+        first = one.reduce_scatter(summed, whole, group=group)
+        second = one.all_gather(gathered, whole[:numel], group=group)
+        first.done()
+        begun.append((first, second, gathered, summed))
+    for first, second, _, _ in begun if rank % 2 else reversed(begun):
+        second.wait()
+        first.wait()
+    return [(gathered, summed) for _, _, gathered, summed in begun]
+
+
+@given(
+    st.sampled_from(WIRES), st.integers(2, 4), st.lists(st.integers(0, 999), min_size=1, max_size=5)
+)
+def test_many_transfers_may_be_under_way_at_once(
+    rank_pools: RankPools, kind: str, num_ranks: int, numels: list[int]
+) -> None:
+    found = rank_pools(num_ranks).run(transfers_at_once, kind, numels)
+    for i, numel in enumerate(numels):
+        sent = [contribution(r + 7 * i, numel * num_ranks, torch.float32) for r in range(num_ranks)]
+        total = sent[0]
+        for each in sent[1:]:
+            total = total + each
+        for gathered, _ in (rank[i] for rank in found):
+            assert torch.equal(gathered, torch.cat([each[:numel] for each in sent]))
+        assert torch.equal(torch.cat([rank[i][1] for rank in found]), total)

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from models import Moment, build, loss, units_of
 from reference import LossOf, Reference
 from strategies import OptimizerSpec, Partitioning, TrainingRun, bucket_numel
+from wires import wire
 from zero_partition import Precision, partition
 
 Named = Sequence[tuple[str, nn.Parameter]]
@@ -97,7 +98,9 @@ def partition_run(run: TrainingRun, how: Partitioning) -> tuple[Any, nn.Module, 
         units=units_of(model),
         precision=Precision(param=torch.bfloat16) if run.bf16 else Precision(),
         bucket_numel=bucket_numel(run.model, how.bucket),
+        wire=None if how.wire == "chosen" else wire(how.wire),
         overlap=how.overlap,
+        secondary="local" if how.wire == "nodes" and how.stage == 3 else None,
     )
     return zero, model, make_optimizer(zero, model, run.optimizer)
 

@@ -14,6 +14,7 @@ from collections.abc import Sequence
 
 from torch.profiler import record_function
 
+from zero_partition._errors import OrderError
 from zero_partition._order import RunOrder
 from zero_partition._rendezvous import Place, Rendezvous, Report
 from zero_partition._transport import Transport
@@ -31,6 +32,7 @@ class Gathers:
         sharded: Whether parameters are sharded at all (stage 3); if not, units are always whole.
         prefetch: Whether to start the next gather of the list before it is needed.
         order: In which order units run.
+        secondary: Whether backward gathers within the nodes what forward brought there.
     """
 
     def __init__(
@@ -42,10 +44,14 @@ class Gathers:
         sharded: bool,
         prefetch: bool,
         order: RunOrder,
+        secondary: bool = False,
     ) -> None:
+        self._secondary, self._kept = secondary, set[int]()  # units with a secondary shard
         self._units, self._transport, self._rendezvous = units, transport, rendezvous
         self.sharded, self._prefetch = sharded, prefetch
         self._order = order
+        segments = [segment for unit in units for segment in unit.segments]
+        self._nothing_moves = all(s.is_shared or not s.layout.numel for s in segments)
         self.pinned = False  # inside gathered(): everything is whole and stays so
         self._place: Place | None = None
         self._list: list[int] = []
@@ -58,6 +64,9 @@ class Gathers:
         if not self.sharded or self.pinned:
             return
         if place is Place.BACKWARD and self.is_kept(unit) and unit.is_whole:
+            return
+        if place is Place.BACKWARD and self._nothing_moves:
+            self._show(unit)  # what the forward's rendezvous made whole stays so until step()
             return
         if self._place is not place:
             self._enter(place)
@@ -95,21 +104,47 @@ class Gathers:
         if unit.index in self._coming:  # it is about to be needed again
             return
         unit.is_whole = False
+        edited = [segment.names[0] for segment in unit.segments if segment.edited()]
         for segment in unit.segments:
             segment.empty()
+        if edited:
+            raise OrderError(
+                f"a parameter of unit {unit.name!r} (near {edited[0]!r}) was changed in place "
+                "while it was whole for a forward or backward; change values at stage 3 in "
+                "`with zero.gathered(modify=True):`"
+            )
 
     def release_all(self) -> None:
         """Let go of everything that is whole."""
         for unit in self._units:
             self.release(unit)
 
-    def gather_now(self, units: Sequence[Unit]) -> None:
-        """Make units whole outside any lap; all ranks call it with the same units."""
+    def gather_now(self, units: Sequence[Unit], *, to_edit: bool) -> None:
+        """Make units whole outside any lap; all ranks call it with the same units.
+
+        Args:
+            units: Which.
+            to_edit: Whether each rank needs values of its own, to change them.
+        """
         self.close()
-        if self.sharded:
-            for unit in units:
-                self._start(unit)
-                self._end(unit)
+        if not self.sharded:
+            return
+        if to_edit:
+            self.forget_kept()
+        for unit in units:
+            self._start(unit, exactly=True)
+            self._end(unit)
+        shared = [segment for unit in units for segment in unit.segments if segment.is_shared]
+        if to_edit and shared:
+            for segment in shared:
+                segment.lend()
+            self._rendezvous.meet(Place.WHOLE)  # nobody changes what another is still copying
+
+    def forget_kept(self) -> None:
+        """Let go of secondary shards, whose values are about to be the old ones."""
+        if self._kept:
+            self._kept.clear()
+            self._transport.forget_kept()
 
     # The lap.
 
@@ -180,21 +215,35 @@ class Gathers:
         if not was_whole and not is_needed:
             self.release(unit)
 
-    def _start(self, unit: Unit) -> None:
+    def _start(self, unit: Unit, *, exactly: bool = False) -> None:
         if unit.index in self._coming:
             return
         with record_function("zero_partition::gather"):
             pending: list[Pending] = []
-            for segment in unit.segments:
+            again = self._place is Place.BACKWARD and unit.index in self._kept
+            for index, segment in enumerate(unit.segments):
+                if segment.is_shared:  # the rendezvous of the lap has made it whole
+                    continue
                 if not unit.is_whole:
                     segment.fill()
-                pending += segment.start_gather(segment.full, segment.home(), self._transport)
+                if exactly or not self._secondary:
+                    pending += segment.start_gather(
+                        segment.full, segment.home(), self._transport, exactly=exactly
+                    )
+                    continue
+                pending += segment.start_gather_with_secondary(
+                    self._transport, key=(unit.index, index), again=again
+                )
+                self._kept.add(unit.index)
             self._coming[unit.index] = pending
 
     def _end(self, unit: Unit) -> None:
         with record_function("zero_partition::gather"):
             for transfer in self._coming.pop(unit.index):
                 transfer.wait()
+        self._show(unit)
+
+    def _show(self, unit: Unit) -> None:
         if not unit.is_whole:
             for segment in unit.segments:
                 segment.wake()

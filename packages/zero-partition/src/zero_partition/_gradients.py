@@ -20,6 +20,7 @@ from torch import Tensor
 
 from zero_partition._resting import ShardedGrad
 from zero_partition._segment import OwnPiece, Segment
+from zero_partition._slots import Slots
 from zero_partition._transport import Transport
 from zero_partition._wire import Pending
 
@@ -30,17 +31,22 @@ class GradientBuffers:
     Args:
         segment: A trainable segment.
         transport: How its messages travel.
+        slots: Where arrivals that are not kept come from and go to.
+        key: Names the segment, the same on every rank.
     """
 
-    def __init__(self, segment: Segment, transport: Transport) -> None:
-        self.segment = segment
-        self._transport = transport
+    def __init__(
+        self, segment: Segment, transport: Transport, slots: Slots, *, key: tuple[int, ...]
+    ) -> None:
+        self.segment, self._key = segment, key
+        self._transport, self._slots = transport, slots
         self._in_place = not segment.has_master and not segment.residence.gradients_sharded
         self._keeps_arrivals = not segment.residence.gradients_sharded and (
             self._in_place or segment.residence.optimizer_sharded
         )
         self.sums: Tensor | None = None
         self.arrivals: Tensor | None = None
+        self._is_settled = False  # where the buffers lie
         self.used: set[int] = set()  # slots with a gradient from some rank in this accumulation
         self._zeroed: set[int] = set()
         self._carry: list[Tensor] = []  # in place: what earlier micro-batches left
@@ -75,10 +81,11 @@ class GradientBuffers:
                 view.zero_()
         segment, arrivals = self.segment, _held(self.arrivals)
         targets = segment.owned(arrivals if self._in_place else _held(self.sums))
-        for message, target in zip(segment.messages(arrivals), targets, strict=True):
+        messages = zip(segment.messages(arrivals), targets, strict=True)
+        for index, (message, target) in enumerate(messages):
             adding = bool(self.used) and not self._in_place
             out = torch.empty_like(target) if adding else target
-            pending = self._transport.reduce_scatter(out, message)
+            pending = self._transport.reduce_scatter(out, message, key=(*self._key, index))
             self._pending.append((pending, target, out if adding else None))
 
     def done(self) -> bool:
@@ -97,8 +104,27 @@ class GradientBuffers:
         self._came.clear()
         self._landing = []
         self._carry = []
-        if not self._keeps_arrivals:
+        if self.arrivals is not None and not self._keeps_arrivals:
+            self._slots.take_back(self.arrivals)
             self.arrivals = None
+
+    def expose(self) -> None:
+        """Move a buffer that is kept to where the other ranks can read it (collective).
+
+        Called at the end of a backward: before the first one there is nothing, and within one the
+        ranks cannot wait for each other.
+        """
+        if self._is_settled:
+            return
+        self._is_settled, segment = True, self.segment
+        length, device = segment.layout.numel, segment.device
+        if self.arrivals is not None and not self._in_place:
+            exposed = self._transport.exposed_buffer(length, segment.dtype, device)
+            self.arrivals = self.arrivals if exposed is None else exposed.copy_(self.arrivals)
+        elif self.sums is not None and self.sums.numel() == length:
+            exposed = self._transport.exposed_buffer(length, segment.sum_dtype, device)
+            self.sums = self.sums if exposed is None else exposed.copy_(self.sums)
+            self.arrivals = self.sums if self._in_place else self.arrivals
 
     def _open(self) -> None:
         segment, whole = self.segment, self.segment.layout.numel
@@ -111,7 +137,7 @@ class GradientBuffers:
             if self.used:
                 self._carry = [view.clone() for view in segment.owned(self.sums)]
         elif self.arrivals is None:
-            self.arrivals = torch.empty(whole, dtype=segment.dtype, device=segment.device)
+            self.arrivals = self._slots.lend(whole, segment.dtype, segment.device)
             for start, stop in segment.layout.gaps():
                 self.arrivals[start:stop].zero_()
         self._landing = segment.views(_held(self.arrivals))
@@ -193,11 +219,7 @@ class GradientBuffers:
             return sums
         segment = self.segment
         out = torch.empty(segment.layout.numel, dtype=segment.sum_dtype, device=segment.device)
-        pending = [
-            self._transport.all_gather(message, own.clone())
-            for message, own in zip(segment.messages(out), segment.owned(sums), strict=True)
-        ]
-        for transfer in pending:
+        for transfer in segment.start_gather(out, sums, self._transport):
             transfer.wait()
         return out
 

@@ -7,13 +7,13 @@ outputs is known, and let go when the gradients of all its parameters and inputs
 
 from __future__ import annotations
 
+import functools
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.autograd.graph import register_multi_grad_hook
 
 from zero_partition._errors import OrderError
 from zero_partition._gathers import Gathers
@@ -128,16 +128,19 @@ class Hooks:
             self._order.record(unit.index)
 
     def _watch_inputs(self, unit: Unit, args: object, kwargs: object) -> None:
-        inputs = [t for t in tensors_in((args, kwargs)) if t.requires_grad]
-        if not inputs:
-            return
+        inputs = {id(t): t for t in tensors_in((args, kwargs)) if t.requires_grad}
+        watch = _InputWatch(inputs.keys())
 
-        def done(_: object) -> None:
-            unit.inputs_done = True
-            self._release_if_complete(unit)
+        def done(_: Tensor, *, key: int) -> None:
+            if watch.is_last(key):
+                unit.inputs_done = True
+                self._release_if_complete(unit)
 
-        unit.has_input_hooks = True
-        register_multi_grad_hook(inputs, done, mode="all")
+        # Not torch's register_multi_grad_hook: its hooks refer to the graph in which they hang, and
+        # what the graph holds would stay until the garbage collector comes by.
+        for key, tensor in inputs.items():
+            unit.has_input_hooks = True
+            tensor.register_hook(torch.compiler.disable(functools.partial(done, key=key)))
 
     def _after_forward(self, unit: Unit, output: object) -> None:
         outputs = tensors_in(output)
@@ -193,6 +196,26 @@ class Hooks:
     def _release_if_complete(self, unit: Unit) -> None:
         if self._gathers.sharded and unit.backward_complete(self._reductions.task):
             self._gathers.release(unit)
+
+
+class _InputWatch:
+    """Counts the inputs of one forward whose gradients are known, anew in each backward.
+
+    Args:
+        keys: Of the inputs.
+    """
+
+    def __init__(self, keys: Iterable[int]) -> None:
+        self._all = frozenset(keys)
+        self._task, self._missing = -1, set(self._all)
+
+    def is_last(self, key: int) -> bool:
+        """Whether with this one all are known."""
+        task = torch._C._current_graph_task_id()
+        if task != self._task:
+            self._task, self._missing = task, set(self._all)
+        self._missing.discard(key)
+        return not self._missing
 
 
 def _in_backward() -> bool:

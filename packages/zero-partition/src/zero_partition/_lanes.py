@@ -11,10 +11,11 @@ from __future__ import annotations
 import functools
 import gc
 from dataclasses import dataclass, field
-from datetime import timedelta
 
 import torch
 import torch.distributed as dist
+
+from zero_partition._groups import time_limit
 
 _MANY = 4  # lanes from which on it is worth looking for garbage first
 
@@ -83,13 +84,6 @@ def _lanes_of(group: dist.ProcessGroup, device: torch.device) -> _Lanes:
     return _Lanes(_twin(group, device, backend="gloo"))
 
 
-def _time_limit(group: dist.ProcessGroup, device: torch.device) -> timedelta:
-    """The group's own time-out, for the groups made beside it."""
-    # torch has no public reader for it; new_group() would fall back to half an hour.
-    limit: timedelta = group._get_backend(device).options._timeout
-    return limit
-
-
 def _twin(
     group: dist.ProcessGroup, device: torch.device, *, backend: str | None = None
 ) -> dist.ProcessGroup:
@@ -100,7 +94,7 @@ def _twin(
         _level_group_counts(group, device)
     made: dist.ProcessGroup = dist.new_group(
         ranks,
-        timeout=_time_limit(group, device),
+        timeout=time_limit(group, device),  # or it would be half an hour
         backend=str(dist.get_backend_config(group)) if backend is None else backend,
         use_local_synchronization=not is_world,
     )

@@ -169,13 +169,12 @@ def _read_segment(checkpoint: Checkpoint, segment: Segment) -> None:
 
 def _held_runs(segment: Segment, buffer: Tensor) -> Iterator[tuple[int, int, Tensor]]:
     """Slot, first element, and the part of `buffer` that holds it: all of it, or owned parts."""
-    if buffer.numel() == segment.layout.numel:
+    if buffer.numel() == segment.layout.numel and not segment.is_shared:
         for slot, place in enumerate(segment.layout.slots):
             yield slot, 0, buffer[place.start : place.start + place.numel]
         return
     for piece in segment.layout.pieces(segment.rank):
-        out = buffer[piece.shard_start : piece.shard_start + piece.numel]
-        yield piece.slot, piece.param_start, out
+        yield piece.slot, piece.param_start, segment.part(buffer, piece)
 
 
 def _read(checkpoint: Checkpoint, file: str, name: str, start: int, out: Tensor) -> None:

@@ -60,6 +60,7 @@ def measure(
     optimizers: Iterable[ZeroOptimizer],
     *,
     rank: int,
+    kept_bytes: int,
 ) -> Memory:
     """Count the tensors of a partition and set the closed form beside."""
     planned = dict.fromkeys(("parameters", "masters", "gradients", "padding"), 0)
@@ -77,8 +78,7 @@ def measure(
         for state in planned:
             planned[state] += getattr(plan, state)
         whole, owned = segment.layout.logical_numel, _owned_numel(segment.layout.pieces(rank))
-        resting = segment.full if segment.shard is None else segment.shard
-        held = [("parameters", resting, segment.shard is not None)]
+        held = [("parameters", segment.home(), segment.residence.parameters_sharded)]
         if segment.shard is not None:
             measured["communication buffers"] += _bytes([segment.full])
         if segment.master is not None:
@@ -86,7 +86,7 @@ def measure(
         for state, tensor, is_shard in held:
             logical = (owned if is_shard else whole) * tensor.element_size()
             measured[state] += logical
-            measured["padding"] += _bytes([tensor]) - logical
+            measured["padding"] += _own_bytes(segment, tensor) - logical
     for held_gradients in buffers:
         logical, padding, passing = held_gradients.bytes_held()
         measured["gradients"] += logical
@@ -101,6 +101,8 @@ def measure(
         MemoryRow("communication buffers", measured["communication buffers"], 0),
         MemoryRow("padding", measured["padding"], planned["padding"]),
     ]
+    if kept_bytes:
+        rows.insert(-1, MemoryRow("secondary shards", kept_bytes, 0))
     return Memory(rank, tuple(rows))
 
 
@@ -113,6 +115,13 @@ def _optimizer_bytes(optimizers: Iterable[ZeroOptimizer]) -> tuple[int, int]:
             planned += sum(optimizer.form.elementwise.values()) * piece.numel()
             planned += sum(optimizer.form.scalars.values())
     return measured, planned
+
+
+def _own_bytes(segment: Segment, tensor: Tensor) -> int:
+    """This rank's part of a buffer."""
+    if segment.is_shared and tensor is segment.full:
+        return segment.layout.shard_numel * tensor.element_size()
+    return _bytes([tensor])
 
 
 def _owned_numel(pieces: Iterable[Piece]) -> int:

@@ -4,14 +4,19 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterable
+from typing import Literal
 
+import torch
 import torch.distributed as dist
 from torch import nn
+from torch.distributed.device_mesh import DeviceMesh
 
+from zero_partition._choose_wire import choose_wire
 from zero_partition._errors import RanksDisagree
 from zero_partition._exchange import exchange
 from zero_partition._gathers import Gathers
 from zero_partition._hooks import Hooks
+from zero_partition._nodes_wire import HierarchicalWire
 from zero_partition._order import RunOrder
 from zero_partition._precision import TRAINABLE_DTYPES, Precision
 from zero_partition._reductions import Reductions
@@ -23,7 +28,7 @@ from zero_partition._transport import Transport
 from zero_partition._unit import Unit, build_unit
 from zero_partition._units import UnitSpec, check_parameters, find_units
 from zero_partition._whole import WholeValues, broadcast_buffers
-from zero_partition._wire import TorchWire, Wire
+from zero_partition._wire import LossyWire, NodesWire, TorchWire, Wire
 from zero_partition._zero import Zero
 
 
@@ -38,6 +43,8 @@ def partition(
     overlap: bool = True,
     skip_nonfinite: bool = False,
     wire: Wire | None = None,
+    mesh: DeviceMesh | None = None,
+    secondary: Literal["local"] | None = None,
 ) -> Zero:
     """Train `model` data-parallel, with its states sharded over the ranks (collective).
 
@@ -60,7 +67,12 @@ def partition(
             unit. A memory and latency choice: results do not change.
         overlap: Start reductions during backward and gathers ahead of need.
         skip_nonfinite: Let ``step()`` skip, on all ranks, when a gradient is infinite or NaN.
-        wire: How bytes move; default `TorchWire`.
+        wire: How bytes move; default `SharedMemoryWire` where all ranks are on one host and train
+            on its CPU, and `TorchWire` elsewhere.
+        mesh: All ranks as (node, local), instead of `group`; for a wire over nodes: by default
+            `HierarchicalWire`, or `comm_quant.QuantizedWire`.
+        secondary: "local", at stage 3 and with such a wire: what forward brings to a node stays
+            there, divided among its ranks, and backward gathers it within the node.
 
     Returns:
         The handle: gradients, optimizers, memory, whole values, checkpoints.
@@ -89,14 +101,20 @@ def partition(
         raise ValueError(f"bucket_numel must be at least 1, got {bucket_numel}")
     if not isinstance(model, nn.Module):
         raise TypeError(f"partition: expected a torch.nn.Module, got {type(model).__name__}")
+    _check_wire(wire, stage)
     check_parameters(model)
     specs = find_units(model, units)
     _check_dtypes(specs, precision)
-    group = _resolve(group)
+    group = _resolve(_group_of(group, mesh))
+    if wire is None and mesh is not None:
+        wire = HierarchicalWire()
+    _check_nodes(wire, mesh, secondary, stage=stage)
     device = next(model.parameters()).device
-    transport = Transport(TorchWire() if wire is None else wire, group, device=device)
-    options = f"stage={stage} bucket_numel={bucket_numel} overlap={overlap} {precision}"
-    _check_same(transport, specs, f"{options} skip_nonfinite={skip_nonfinite}")
+    transport = Transport(group, device=device)
+    options = f"stage={stage} bucket_numel={bucket_numel} overlap={overlap} {precision} "
+    options += f"skip_nonfinite={skip_nonfinite} wire={_name(wire)} secondary={secondary}"
+    _check_same(transport, specs, options)
+    transport.use(_chosen(wire, transport, specs, device))
     broadcast_buffers(model, transport)
     cut = Cut(
         residence=residence,
@@ -106,7 +124,7 @@ def partition(
     )
     built = []
     for index, spec in enumerate(specs):
-        unit = build_unit(spec, index, precision=precision, cut=cut, broadcast=transport.broadcast)
+        unit = build_unit(spec, index, precision=precision, cut=cut, transport=transport)
         for name, parameter in spec.parameters:
             parameter.__dict__[NAME] = name
         if residence.parameters_sharded:
@@ -122,6 +140,7 @@ def partition(
         precision=precision,
         overlap=overlap,
         skip_nonfinite=skip_nonfinite,
+        secondary=secondary is not None,
     )
 
 
@@ -134,6 +153,7 @@ def _assemble(
     precision: Precision,
     overlap: bool,
     skip_nonfinite: bool,
+    secondary: bool,
 ) -> Zero:
     num_parameters = sum(unit.num_trainable for unit in units)
     rendezvous = Rendezvous(transport.lane, payload_words=2 + num_parameters // 63)
@@ -145,6 +165,7 @@ def _assemble(
         sharded=residence_of(stage).parameters_sharded,
         prefetch=overlap,
         order=order,
+        secondary=secondary,
     )
 
     def end_of_backward() -> None:
@@ -173,6 +194,71 @@ def _assemble(
         rendezvous=rendezvous,
         skip_nonfinite=skip_nonfinite,
     )
+
+
+def _check_wire(wire: Wire | None, stage: int) -> None:
+    """Refuse a wire that would change what a rank keeps whole."""
+    if stage < 3 and isinstance(wire, LossyWire) and wire.lossy_gathers:
+        raise ValueError(
+            f"wire: {type(wire).__name__} changes the parameters that it gathers; that needs "
+            f"stage=3, where each rank keeps its exact shard apart, got stage={stage}; let it "
+            "change gradients only, or use stage 3"
+        )
+
+
+def _group_of(group: dist.ProcessGroup | None, mesh: DeviceMesh | None) -> dist.ProcessGroup | None:
+    """The ranks: those of the mesh where there is one."""
+    if mesh is None:
+        return group
+    if group is not None:
+        raise ValueError("mesh: it says who the ranks are; leave group out")
+    if mesh.ndim != 2:
+        raise ValueError(
+            f"mesh: expected two axes, nodes and the ranks of a node, got {mesh.ndim}; make it "
+            "with init_device_mesh(device, (num_nodes, num_local))"
+        )
+    ranks = mesh.mesh.flatten().tolist()
+    if ranks != list(range(dist.get_world_size())):
+        raise ValueError(
+            f"mesh: expected all {dist.get_world_size()} ranks in order, node by node, got "
+            f"{mesh.mesh.tolist()}; over some of them pass group= and a wire that knows its nodes"
+        )
+    return dist.group.WORLD
+
+
+def _check_nodes(
+    wire: Wire | None, mesh: DeviceMesh | None, secondary: str | None, *, stage: int
+) -> None:
+    """Tell the wire about the nodes; refuse what needs nodes where there are none."""
+    if secondary not in (None, "local"):
+        raise ValueError(f"secondary must be 'local' or None, got {secondary!r}")
+    if secondary is not None and stage < 3:
+        raise ValueError(
+            f"secondary: parameters are gathered for backward at stage 3 only, got stage={stage}"
+        )
+    if mesh is None and secondary is None:
+        return
+    if not isinstance(wire, NodesWire):
+        name = "mesh" if mesh is not None else "secondary"
+        raise ValueError(
+            f"{name}: needs a wire over nodes, HierarchicalWire(num_local=...) or "
+            f"comm_quant.QuantizedWire(), got {_name(wire)}"
+        )
+    if mesh is not None:
+        wire.spread_over(mesh.size(1))
+
+
+def _name(wire: Wire | None) -> str:
+    return "the default" if wire is None else type(wire).__name__
+
+
+def _chosen(
+    wire: Wire | None, transport: Transport, specs: list[UnitSpec], device: torch.device
+) -> Wire:
+    if wire is not None or transport.lane is None:
+        return TorchWire() if wire is None else wire
+    sizes = [p.numel() * p.element_size() for spec in specs for _, p in spec.parameters]
+    return choose_wire(transport.lane.control, device, parameter_bytes=sum(sizes))
 
 
 def _resolve(group: dist.ProcessGroup | None) -> dist.ProcessGroup | None:

@@ -23,6 +23,7 @@ from zero_partition._errors import OrderError, RanksDisagree
 from zero_partition._gradients import GradientBuffers
 from zero_partition._order import RunOrder
 from zero_partition._rendezvous import Place, Rendezvous, Report
+from zero_partition._slots import Slots
 from zero_partition._transport import Transport
 from zero_partition._unit import Unit
 
@@ -69,8 +70,12 @@ class Reductions:
         self._units, self._overlap = units, overlap
         self._rendezvous, self._transport = rendezvous, transport
         self._on_flush, self._on_join = on_flush, on_join
+        self._slots = Slots()
         self.buffers = {
-            unit.index: [GradientBuffers(s, transport) for s in unit.trainable_segments]
+            unit.index: [
+                GradientBuffers(s, transport, self._slots, key=(unit.index, index))
+                for index, s in enumerate(unit.trainable_segments)
+            ]
             for unit in units
         }
         self.state = Accumulation.EMPTY
@@ -171,9 +176,11 @@ class Reductions:
             self._post(self._units[self._order.backward[self._next]])
         while self._posted:
             self._settle(self._posted.popleft())
+        self._slots.empty()
         flushing = [report for report in reports if report.place == Place.FLUSH]
         self._note_used([report.payload[1:] for report in flushing])
         for buffers in self.all_buffers:
+            buffers.expose()
             buffers.show(finished=False)
         for unit in self._units:
             unit.reset()
@@ -214,6 +221,7 @@ class Reductions:
         for buffers in self.all_buffers:
             buffers.abandon()
             buffers.forget()
+        self._slots.empty()
         for unit in self._units:
             unit.reset()
         self.state = Accumulation.EMPTY

@@ -96,6 +96,7 @@ class Rendezvous:
         self._num_ranks = 1 if group is None else dist.get_world_size(group)
         self._payload_words = payload_words
         self._visits: dict[Place, int] = dict.fromkeys(Place, 0)
+        self.latest: Place | None = None  # what the ranks went on with; the same on all of them
 
     def meet(self, place: Place, payload: Sequence[int] = ()) -> list[Report]:
         """Exchange reports once; return them in rank order.
@@ -112,6 +113,7 @@ class Rendezvous:
             if self._lane is not None:
                 self._lane.is_broken = True
             raise RanksDisagree(_describe(reports))
+        self.latest = lead
         if place == lead:
             self._visits[place] += 1
         return reports

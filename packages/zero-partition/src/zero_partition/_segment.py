@@ -1,7 +1,9 @@
 """One flat buffer: the parameters of a unit that share dtype, device and trainability.
 
-    full      flat buffer of the parameters; at stage 3 its storage is empty while the unit rests
-    shard     stage 3: this rank's slices of it
+    full      flat buffer of the parameters; at stage 3 its storage is empty while the unit rests,
+              or it is shared: one buffer for all ranks of a host, of which each owns its slices
+    shard     stage 3, where `full` is not shared: this rank's slices of it
+    lent      stage 3, where `full` is shared: this rank's own copy of it, to be edited
     master    16-bit trainable parameters: the fp32 copy that the optimizer steps
 
 Its gradients have buffers of their own: see `_gradients.py`.
@@ -12,7 +14,6 @@ a shard: code that works on them does not ask which.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -58,7 +59,7 @@ class Segment:
         parameters: Name and parameter, in registration order; their values are taken over.
         dtype: Dtype to compute in.
         cut: Stage, rank and bucket size.
-        broadcast: Makes rank 0's content of a buffer everyone's.
+        transport: Makes rank 0's content everyone's, and knows of memory that all ranks share.
     """
 
     def __init__(
@@ -67,7 +68,7 @@ class Segment:
         *,
         dtype: torch.dtype,
         cut: Cut,
-        broadcast: Callable[[Tensor], None],
+        transport: Transport,
     ) -> None:
         first = parameters[0][1]
         self.names = [name for name, _ in parameters]
@@ -84,18 +85,22 @@ class Segment:
         self.shapes = [parameter.shape for parameter in self.parameters]
         self.has_master = self.trainable and self.sum_dtype != dtype
         source = self._source()
-        broadcast(source)
+        transport.broadcast(source)
         self.full = source.to(dtype)
         self.master: Tensor | None = None
         if self.has_master:
             sharded = cut.residence.optimizer_sharded
             self.master = self._to_shard(source) if sharded else source
         self.shard: Tensor | None = None
+        self.lent: Tensor | None = None
+        self.is_shared = False
         if cut.residence.parameters_sharded:
-            self.shard = self._to_shard(self.full)
-        for parameter, view in zip(self.parameters, self.views(self.full), strict=True):
+            self._shard_full(transport)
+        elif cut.residence.optimizer_sharded and self.trainable:
+            self._expose_full(transport)
+        for parameter in self.parameters:
             parameter.grad = None
-            parameter.data = view
+        self._see(self.full)
         self.pieces = self._make_pieces() if self.trainable else []
         self._versions = [parameter._version for parameter in self.parameters]
         self.full_bytes = self.full.untyped_storage().nbytes()
@@ -113,6 +118,24 @@ class Segment:
         for mine, theirs in zip(self.owned(shard), self.owned(whole), strict=True):
             mine.copy_(theirs)
         return shard
+
+    def _shard_full(self, transport: Transport) -> None:
+        """Keep this rank's slices of the parameters, in memory of its own or in shared memory."""
+        shared = transport.shared_buffer(self.layout.numel, self.dtype, self.device)
+        if shared is None:
+            if self.layout.numel:
+                transport.part_gathers()
+            self.shard = self._to_shard(self.full)
+            return
+        for mine, theirs in zip(self.owned(shared), self.owned(self.full), strict=True):
+            mine.copy_(theirs)
+        self.full, self.is_shared = shared, True
+
+    def _expose_full(self, transport: Transport) -> None:
+        """Let the other ranks read what this one steps, if they can."""
+        exposed = transport.exposed_buffer(self.layout.numel, self.dtype, self.device)
+        if exposed is not None:
+            self.full = exposed.copy_(self.full)
 
     # Views. None of them copies.
 
@@ -137,16 +160,34 @@ class Segment:
         size = self.layout.num_ranks
         return [whole[b.start :][: b.slice_numel * size] for b in self.layout.buckets]
 
-    def start_gather(self, whole: Tensor, own: Tensor, transport: Transport) -> list[Pending]:
+    def start_gather(
+        self, whole: Tensor, own: Tensor, transport: Transport, *, exactly: bool = True
+    ) -> list[Pending]:
         """Start to fill `whole` from every rank's owned slices; `own` holds this rank's."""
         pairs = zip(self.messages(whole), self.owned(own), strict=True)
-        return [transport.all_gather(message, mine) for message, mine in pairs]
+        options = {"exactly": exactly, "trainable": self.trainable}
+        return [transport.all_gather(message, mine, **options) for message, mine in pairs]
+
+    def start_gather_with_secondary(
+        self, transport: Transport, *, key: tuple[int, ...], again: bool
+    ) -> list[Pending]:
+        """Start to fill the parameters' buffer: from all ranks, or again from this node's."""
+        start = transport.all_gather_kept if again else transport.all_gather_keeping
+        pairs = zip(self.messages(self.full), self.owned(self.home()), strict=True)
+        return [
+            start(message, mine, key=(*key, index), trainable=self.trainable)
+            for index, (message, mine) in enumerate(pairs)
+        ]
 
     def part(self, buffer: Tensor, planned: Piece) -> Tensor:
         """A planned piece's elements in a whole buffer or in a shard, 1-D."""
         whole = buffer.numel() == self.layout.numel
         start = planned.flat_start if whole else planned.shard_start
         return buffer[start : start + planned.numel]
+
+    def whole(self) -> Tensor:
+        """The flat buffer as the parameters see it."""
+        return self.full if self.lent is None else self.lent
 
     def home(self) -> Tensor:
         """Where this rank's values of the parameters rest: the shard, or the flat buffer."""
@@ -180,7 +221,8 @@ class Segment:
 
     def fill(self) -> None:
         """Give the flat buffer its storage back (stage 3); the values are still to come."""
-        self.full.untyped_storage().resize_(self.full_bytes)
+        if not self.is_shared:
+            self.full.untyped_storage().resize_(self.full_bytes)
 
     def wake(self) -> None:
         """Let the parameters be read: the flat buffer holds their values."""
@@ -189,18 +231,36 @@ class Segment:
 
     def empty(self) -> None:
         """Let go of the flat buffer (stage 3)."""
+        if self.lent is not None:
+            self.lent = None
+            self._see(self.full)
+            self.note_versions()
         for parameter in self.parameters:
             rest(parameter)
-        self.full.untyped_storage().resize_(0)
+        if not self.is_shared:
+            self.full.untyped_storage().resize_(0)
+
+    def lend(self) -> None:
+        """Give this rank a copy of a shared buffer: what it edits there, the others do not see."""
+        if self.is_shared:
+            self.lent = self.full.clone()
+            self._see(self.lent)
+
+    def _see(self, whole: Tensor) -> None:
+        for parameter, view in zip(self.parameters, self.views(whole), strict=True):
+            parameter.data = view
 
     def adopt_full(self) -> None:
-        """Take the values in the flat buffer as the new ones, in shard and master too."""
-        for target in (self.shard, self.master):
-            if target is not None and target.numel() == self.full.numel():
-                target.copy_(self.full)
-            elif target is not None:
-                for mine, theirs in zip(self.owned(target), self.owned(self.full), strict=True):
-                    mine.copy_(theirs)
+        """Take the values that the parameters show as the new ones, wherever they are kept."""
+        whole = self.whole()
+        for target in (self.home(), self.master):
+            if target is None or target is whole:
+                continue
+            if target.numel() == whole.numel() and not self.is_shared:
+                target.copy_(whole)
+                continue
+            for mine, theirs in zip(self.owned(target), self.owned(whole), strict=True):
+                mine.copy_(theirs)
         self.note_versions()
 
     def cast_master(self) -> None:
@@ -216,7 +276,7 @@ class Segment:
 
     def adopt_edits(self) -> None:
         """Carry edits of whole parameters over to where they are stepped."""
-        if self.shard is not None:
+        if self.residence.parameters_sharded:
             return
         self.reattach()
         if self.master is not None and self.edited():
@@ -238,7 +298,7 @@ class Segment:
         """
         found = False
         for name, parameter, view in zip(
-            self.names, self.parameters, self.views(self.full), strict=True
+            self.names, self.parameters, self.views(self.whole()), strict=True
         ):
             if not view.numel() or parameter.data_ptr() == view.data_ptr():
                 continue

@@ -14,6 +14,7 @@ from zero_partition._gathers import Gathers
 from zero_partition._optimizer import ZeroOptimizer, make_optimizer
 from zero_partition._probe import probe
 from zero_partition._reductions import Accumulation, Reductions
+from zero_partition._rendezvous import Place, Rendezvous
 from zero_partition._segment import OwnPiece
 from zero_partition._transport import Transport
 from zero_partition._unit import Unit
@@ -29,6 +30,7 @@ class Stepping:
         reductions: Holds the gradients.
         clipping: Knows whether gradients are finite.
         transport: How messages travel.
+        rendezvous: Where ranks meet.
         finish: Ends the accumulation if that has not been done.
     """
 
@@ -40,12 +42,13 @@ class Stepping:
         reductions: Reductions,
         clipping: Clipping,
         transport: Transport,
+        rendezvous: Rendezvous,
         finish: Callable[[], None],
     ) -> None:
         self._segments = [segment for unit in units for segment in unit.segments]
         self._buffers, self._reductions = reductions.all_buffers, reductions
         self._gathers, self._clipping, self._transport = gathers, clipping, transport
-        self._finish = finish
+        self._rendezvous, self._finish = rendezvous, finish
         self.optimizers: weakref.WeakSet[ZeroOptimizer] = weakref.WeakSet()
         self._pieces: dict[nn.Parameter, list[OwnPiece]] = {}
         for segment in (buffers.segment for buffers in self._buffers):
@@ -121,12 +124,23 @@ class Stepping:
             self._reductions.state = Accumulation.STEPPED
             return False
         self._gathers.release_all()
+        self._gathers.forget_kept()
         for segment in self._segments:
             segment.adopt_edits()
+        if any(segment.is_shared for segment in self._segments):
+            self._wait_for_readers()
         step()
         self._publish()
         self._reductions.state = Accumulation.STEPPED
         return True
+
+    def _wait_for_readers(self) -> None:
+        """Let nobody be in a pass over the values that this step changes.
+
+        Passes begin with a meeting, so the ranks know whether there was one since the last finish.
+        """
+        if self._rendezvous.latest not in (Place.FINISH, Place.NORM):
+            self._rendezvous.meet(Place.STEP)
 
     def clear(self, optimizer: ZeroOptimizer, *, set_to_none: bool) -> None:
         """Forget or zero the gradients of an optimizer's parameters."""
@@ -154,7 +168,8 @@ class Stepping:
         changed = [segment for segment in self._segments if segment.trainable]
         for segment in changed:
             segment.cast_master()
-            if segment.shard is None and segment.residence.optimizer_sharded:
+            residence = segment.residence
+            if residence.optimizer_sharded and not residence.parameters_sharded:
                 pending += segment.start_gather(segment.full, segment.full, self._transport)
         for transfer in pending:
             transfer.wait()

@@ -3,46 +3,132 @@
 from __future__ import annotations
 
 import weakref
+from collections.abc import Hashable
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
 from zero_partition._lanes import Lane, lend_lane
-from zero_partition._wire import Pending, Wire
+from zero_partition._wire import (
+    FrozenWire,
+    LossyWire,
+    NodesWire,
+    OpeningWire,
+    Pending,
+    SharingWire,
+    TorchWire,
+    Wire,
+)
 
 
 class Transport:
     """Moves flat buffers between the ranks of `group`.
 
     Args:
-        wire: How.
         group: The ranks; None for a single process.
         device: A device whose backend decides which groups are needed.
     """
 
-    def __init__(
-        self, wire: Wire, group: dist.ProcessGroup | None, *, device: torch.device
-    ) -> None:
-        self.wire, self.group = wire, group
+    def __init__(self, group: dist.ProcessGroup | None, *, device: torch.device) -> None:
+        self.group = group
+        self.wire: Wire = TorchWire()
+        self._exact: Wire = self.wire
+        self._gathering: dict[bool, Wire] = {}  # by whether it is trained
+        self._nodes: dict[bool, NodesWire | None] = {}
+        self._take(self.wire)
         self.rank = 0 if group is None else dist.get_rank(group)
         self.num_ranks = 1 if group is None else dist.get_world_size(group)
         self.lane: Lane | None = None
         if group is not None:
             self.lane = lend_lane(group, device)
+            self._gathers = self.lane.reductions
             weakref.finalize(self, _give_back, self.lane).atexit = False
 
-    def all_gather(self, out: Tensor, shard: Tensor) -> Pending:
-        """Start to fill `out` with every rank's `shard`."""
+    def use(self, wire: Wire) -> None:
+        """Move everything over `wire` from now on, one transfer after the other (collective)."""
+        self._take(wire)
+        if self.lane is not None:
+            self._gathers = self.lane.reductions
+            self._open(self._gathers)
+
+    def _take(self, wire: Wire) -> None:
+        self.wire = wire
+        self._exact = wire.exact if isinstance(wire, LossyWire) else wire
+        frozen = wire.frozen if isinstance(wire, FrozenWire) else wire
+        self._gathering = {True: wire, False: frozen}
+        for trained, each in self._gathering.items():
+            self._nodes[trained] = each if isinstance(each, NodesWire) else None
+
+    def part_gathers(self) -> None:
+        """Let gathers overlap with reductions from now on (collective)."""
+        if self.lane is not None:
+            self._gathers = self.lane.gathers
+            self._open(self._gathers)
+
+    def _open(self, group: dist.ProcessGroup) -> None:
+        if isinstance(self.wire, OpeningWire):
+            self.wire.open(group)
+
+    def shared_buffer(self, numel: int, dtype: torch.dtype, device: torch.device) -> Tensor | None:
+        """Memory that all ranks see, if there is any on `device` (collective)."""
+        if self.lane is None or device.type != "cpu" or not isinstance(self.wire, SharingWire):
+            return None
+        return self.wire.shared_buffer(numel, dtype, group=self.lane.reductions)
+
+    def exposed_buffer(self, numel: int, dtype: torch.dtype, device: torch.device) -> Tensor | None:
+        """Memory of this rank that the others can read, if there is any (collective)."""
+        if self.lane is None or device.type != "cpu" or not isinstance(self.wire, SharingWire):
+            return None
+        return self.wire.exposed_buffer(numel, dtype, group=self.lane.reductions)
+
+    def all_gather(
+        self, out: Tensor, shard: Tensor, *, exactly: bool = True, trainable: bool = True
+    ) -> Pending:
+        """Start to fill `out` with every rank's `shard`, or what a lossy wire makes of it."""
         if self.lane is None:
             return _Copied(out, shard)
-        return _InFlight(self.wire.all_gather(out, shard, group=self.lane.gathers), self.lane)
+        wire = self._exact if exactly else self._gathering[trainable]
+        return _InFlight(wire.all_gather(out, shard, group=self._gathers), self.lane)
 
-    def reduce_scatter(self, out: Tensor, contributions: Tensor) -> Pending:
+    def all_gather_keeping(
+        self, out: Tensor, shard: Tensor, *, key: Hashable, trainable: bool
+    ) -> Pending:
+        """Start to fill `out`; what crosses between nodes is kept by the name `key`."""
+        nodes = self._nodes[trainable]
+        if self.lane is None or nodes is None:
+            return self.all_gather(out, shard, exactly=False, trainable=trainable)
+        return _InFlight(nodes.all_gather(out, shard, group=self._gathers, keep=key), self.lane)
+
+    def all_gather_kept(
+        self, out: Tensor, shard: Tensor, *, key: Hashable, trainable: bool
+    ) -> Pending:
+        """Start to fill `out` as the last gather with this key did, within the nodes."""
+        nodes = self._nodes[trainable]
+        if self.lane is None or nodes is None:
+            return self.all_gather(out, shard, exactly=False, trainable=trainable)
+        return _InFlight(nodes.all_gather_kept(out, group=self._gathers, key=key), self.lane)
+
+    def forget_kept(self) -> None:
+        """Let go of what crossed between nodes."""
+        nodes = self._nodes[True]
+        if self.lane is not None and nodes is not None:
+            nodes.forget_kept(group=self._gathers)
+
+    @property
+    def kept_bytes(self) -> int:
+        """Bytes of secondary shards on this rank."""
+        nodes = self._nodes[True]
+        if self.lane is None or nodes is None:
+            return 0
+        return nodes.kept_bytes(group=self._gathers)
+
+    def reduce_scatter(self, out: Tensor, contributions: Tensor, *, key: Hashable) -> Pending:
         """Start to sum this rank's slice of all ranks' `contributions` into `out`."""
         if self.lane is None:
             return _Copied(out, contributions)
-        pending = self.wire.reduce_scatter(out, contributions, group=self.lane.reductions)
+        group = self.lane.reductions
+        pending = self.wire.reduce_scatter(out, contributions, group=group, key=key)
         return _InFlight(pending, self.lane)
 
     def broadcast(self, tensor: Tensor) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import torch
@@ -11,6 +10,7 @@ from torch import nn
 
 from zero_partition._precision import Precision
 from zero_partition._segment import Cut, Segment
+from zero_partition._transport import Transport
 from zero_partition._units import UnitSpec
 
 
@@ -95,7 +95,7 @@ def build_unit(
     *,
     precision: Precision,
     cut: Cut,
-    broadcast: Callable[[torch.Tensor], None],
+    transport: Transport,
 ) -> Unit:
     """Move the parameters of `spec` into flat buffers."""
     kinds: dict[tuple[bool, torch.dtype, torch.device], list[tuple[str, nn.Parameter]]]
@@ -104,7 +104,7 @@ def build_unit(
         kind = (parameter.requires_grad, precision.dtype_of(parameter), parameter.device)
         kinds[kind].append((name, parameter))
     segments = [
-        Segment(parameters, dtype=dtype, cut=cut, broadcast=broadcast)
+        Segment(parameters, dtype=dtype, cut=cut, transport=transport)
         for (_, dtype, _), parameters in kinds.items()
     ]
     return Unit(spec.name, spec.module, index, segments)

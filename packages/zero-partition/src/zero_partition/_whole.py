@@ -58,7 +58,7 @@ class WholeValues:
         segments = [segment for unit in self._units for segment in unit.segments]
         for segment in segments:
             segment.adopt_edits()
-        self._gathers.gather_now(self._units)
+        self._gathers.gather_now(self._units, to_edit=True)
         for segment in segments:
             segment.note_versions()
         self._gathers.pinned = True
@@ -66,12 +66,14 @@ class WholeValues:
             yield
         finally:
             self._gathers.pinned = False
-            edited = [s.names[0] for s in segments if s.shard is not None and s.edited()]
+            edited = [s.names[0] for s in segments if s.residence.parameters_sharded and s.edited()]
             if modify:
                 for segment in segments:
                     segment.reattach()
-                    self._transport.broadcast(segment.full)
+                    self._transport.broadcast(segment.whole())
                     segment.adopt_full()
+            for segment in segments:
+                segment.note_versions()
             self._gathers.release_all()
         if edited and not modify:
             raise RestingError(
@@ -84,7 +86,7 @@ class WholeValues:
         self.enter()
         copies: dict[Tensor, Tensor] = {}
         for unit in self._units:
-            self._gathers.gather_now([unit])
+            self._gathers.gather_now([unit], to_edit=False)
             for segment in unit.segments:
                 for parameter, view in zip(
                     segment.parameters, segment.views(segment.full), strict=True
@@ -125,7 +127,7 @@ class WholeValues:
             self.enter()
             for segment in unit.segments:
                 segment.adopt_edits()
-            self._gathers.gather_now([unit])
+            self._gathers.gather_now([unit], to_edit=True)
 
         return hook
 

@@ -6,12 +6,14 @@ torch.distributed alone. A wire moves bytes and sums contributions; it decides n
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import Protocol
+from collections.abc import Callable, Hashable, Sequence
+from typing import Protocol, runtime_checkable
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
+
+from zero_partition._groups import is_gloo
 
 
 class Pending(Protocol):
@@ -44,7 +46,12 @@ class Wire(Protocol):
         ...
 
     def reduce_scatter(
-        self, out: Tensor, contributions: Tensor, *, group: dist.ProcessGroup
+        self,
+        out: Tensor,
+        contributions: Tensor,
+        *,
+        group: dist.ProcessGroup,
+        key: Hashable = None,
     ) -> Pending:
         """Sum slice r of every rank's `contributions` on rank r, in rank order.
 
@@ -54,12 +61,104 @@ class Wire(Protocol):
             out: n elements; may be this rank's own slice of `contributions`.
             contributions: ``num_ranks * n`` elements.
             group: The ranks taking part.
+            key: Names the buffer, the same in every step and on every rank: a wire that keeps
+                something from step to step keeps it by this name.
+        """
+        ...
+
+
+@runtime_checkable
+class OpeningWire(Wire, Protocol):
+    """A wire that has something to set up before the first transfer."""
+
+    def open(self, group: dist.ProcessGroup) -> None:
+        """Set up what transfers over `group` need (collective)."""
+        ...
+
+
+@runtime_checkable
+class LossyWire(Wire, Protocol):
+    """A wire whose gathers may deliver other values than were sent, the same on every rank.
+
+    Attributes:
+        lossy_gathers: Whether they do.
+        exact: The wire for whatever must arrive as it is: checkpoints, edits, sums of gradients.
+    """
+
+    @property
+    def exact(self) -> Wire:
+        """See the class."""
+        ...
+
+    @property
+    def lossy_gathers(self) -> bool:
+        """See the class."""
+        ...
+
+
+@runtime_checkable
+class FrozenWire(Wire, Protocol):
+    """A wire that moves parameters which are not trained in a way of their own."""
+
+    @property
+    def frozen(self) -> Wire:
+        """The wire for them; a `NodesWire` where this one is, which opens, lets go and counts."""
+        ...
+
+
+@runtime_checkable
+class NodesWire(OpeningWire, Protocol):
+    """A wire over nodes of several ranks, which can repeat a gather within each node.
+
+    A gather brings every slice to each node once. Kept there, divided among the node's ranks, what
+    it brought is a *secondary shard*: gathered again, it gives the same values and nothing crosses.
+    """
+
+    def spread_over(self, num_local: int) -> None:
+        """Take the ranks of every group as ``node * num_local + local``."""
+        ...
+
+    def all_gather(
+        self, out: Tensor, shard: Tensor, *, group: dist.ProcessGroup, keep: Hashable = None
+    ) -> Pending:
+        """See `Wire.all_gather`; what crosses is kept under the name `keep`, if there is one."""
+        ...
+
+    def all_gather_kept(self, out: Tensor, *, group: dist.ProcessGroup, key: Hashable) -> Pending:
+        """Fill `out` as the last gather did that kept its messages under the name `key`."""
+        ...
+
+    def forget_kept(self, *, group: dist.ProcessGroup) -> None:
+        """Let go of everything that is kept of a group's gathers."""
+        ...
+
+    def kept_bytes(self, *, group: dist.ProcessGroup) -> int:
+        """Bytes that are kept of a group's gathers on this rank."""
+        ...
+
+
+@runtime_checkable
+class SharingWire(OpeningWire, Protocol):
+    """A wire between ranks that share memory."""
+
+    def shared_buffer(
+        self, numel: int, dtype: torch.dtype, *, group: dist.ProcessGroup
+    ) -> Tensor | None:
+        """Memory that all ranks of `group` see, 1-D and zero, or None (collective)."""
+        ...
+
+    def exposed_buffer(
+        self, numel: int, dtype: torch.dtype, *, group: dist.ProcessGroup
+    ) -> Tensor | None:
+        """Memory of this rank that the others can read, 1-D and zero, or None (collective).
+
+        A buffer that the caller fills and hands to transfers; those need no copy of it then.
         """
         ...
 
 
 class TorchWire:
-    """The default wire: torch.distributed's own transports.
+    """The wire for any backend: torch.distributed's own transports.
 
     On gloo, whose built-in all-gather and reduce-scatter are slow (and whose reduce-scatter sums in
     an order of its own), gathers go point to point and reductions are an all-to-all followed by a
@@ -78,7 +177,7 @@ class TorchWire:
         rows = out.view(num_ranks, -1)
         if rows[rank].data_ptr() != shard.data_ptr():
             rows[rank].copy_(shard)
-        if not _is_gloo(group, out.device):
+        if not is_gloo(group, out.device):
             work = _native_all_gather(out, rows[rank].clone(), group=group, async_op=True)
             return _Works([work])
         peers = [(rank + step) % num_ranks for step in range(1, num_ranks)]
@@ -89,11 +188,16 @@ class TorchWire:
         return _Works(works)
 
     def reduce_scatter(
-        self, out: Tensor, contributions: Tensor, *, group: dist.ProcessGroup
+        self,
+        out: Tensor,
+        contributions: Tensor,
+        *,
+        group: dist.ProcessGroup,
+        key: Hashable = None,  # noqa: ARG002  nothing is kept
     ) -> Pending:
         """See `Wire.reduce_scatter`."""
         num_ranks = dist.get_world_size(group)
-        if not _is_gloo(group, out.device) and out.dtype == contributions.dtype:
+        if not is_gloo(group, out.device) and out.dtype == contributions.dtype:
             work = _native_reduce_scatter(out, contributions, group=group, async_op=True)
             return _Works([work])
         if num_ranks == 2:
@@ -154,15 +258,6 @@ class _Works:
         if self._after is not None:
             self._after()
             self._after = None
-
-
-def _is_gloo(group: dist.ProcessGroup, device: torch.device) -> bool:
-    """Whether `group` serves tensors on `device` through gloo."""
-    for pair in str(dist.get_backend_config(group)).split(","):
-        served, _, backend = pair.rpartition(":")
-        if served in ("", device.type):
-            return backend == "gloo"
-    return False
 
 
 # torch 2.13 renames the two collectives and warns about the old names.

@@ -65,6 +65,7 @@ class Zero:
             reductions=reductions,
             clipping=self._clipping,
             transport=transport,
+            rendezvous=rendezvous,
             finish=self.finish,
         )
 
@@ -195,12 +196,15 @@ class Zero:
         return self._whole.state_dict()
 
     def shards(self) -> Iterator[tuple[str, slice, Tensor]]:
-        """What this rank holds of each trainable parameter, for averaging and the like.
+        """What this rank holds of each trainable parameter, to be averaged, say (collective).
+
+        Written values count from the next forward on.
 
         Yields:
             The parameter's name, the elements of the flattened parameter, and a 1-D view of them:
             of the fp32 master where there is one. The whole parameter at stage 0.
         """
+        self._whole.enter()
         for segment in self._segments:
             segment.adopt_edits()
             for piece in segment.pieces:
@@ -305,4 +309,5 @@ class Zero:
     def memory(self) -> Memory:
         """Bytes this rank holds by state, measured beside the closed form."""
         buffers, optimizers = self._reductions.all_buffers, self._stepping.optimizers
-        return measure(self._segments, buffers, optimizers, rank=self.rank)
+        kept_bytes = self._transport.kept_bytes
+        return measure(self._segments, buffers, optimizers, rank=self.rank, kept_bytes=kept_bytes)
