@@ -23,15 +23,17 @@ import nox
 nox.options.default_venv_backend = "virtualenv"
 nox.options.error_on_external_run = True
 nox.options.reuse_venv = "yes"
-nox.options.sessions = ["lint", "layers", "tests", "integration", "build"]
+nox.options.sessions = ["lint", "layers", "tests", "kernels", "integration", "build"]
 
 ROOT = Path(__file__).parent
 SHARED = ROOT / ".nox"
 CONSTRAINTS = ROOT / "constraints.txt"
 TEST_KIT = ROOT / "integration" / "ranktest"
+CUDA_KIT = ROOT / "integration" / "cudahost"
 PACKAGES = sorted(path.parent for path in ROOT.glob("packages/*/pyproject.toml"))
-ALL = [*PACKAGES, TEST_KIT]
+ALL = [*PACKAGES, TEST_KIT, CUDA_KIT]
 NAMES = [folder.name for folder in PACKAGES]
+BACKENDS = ["hatchling", "scikit-build-core", "cmake", "ninja"]  # what builds the wheels
 MAX_LINES = 400
 
 
@@ -52,6 +54,7 @@ def lint(session: nox.Session) -> None:
     # The packages' tests are left to ruff: torch types what a module holds as Tensor or Module.
     parts = [[folder / "src"] for folder in PACKAGES]
     parts += [[ROOT / "noxfile.py", ROOT / "conftest.py"], [TEST_KIT / "src", TEST_KIT / "tests"]]
+    parts += [[CUDA_KIT / "src", CUDA_KIT / "tests"], [ROOT / "integration" / "kernels"]]
     parts += [sorted((ROOT / "integration" / "tests").glob("*.py"))]
     parts += [sorted(folder.glob("*.py")) for folder in ROOT.glob("benchmarks/**/")]
     paths = [str(folder) for folder in [*(each / "src" for each in ALL), ROOT / "benchmarks"]]
@@ -87,9 +90,26 @@ def tests(session: nox.Session, package: str) -> None:
 
 
 @nox.session
+def kernels(session: nox.Session) -> None:
+    """Compile every CUDA kernel for three GPUs and run it on the CPU; no GPU is needed."""
+    folders = [folder for folder in PACKAGES if any(folder.glob("src/*/_kernels/*.cu"))]
+    install_ours(session, [*folders, CUDA_KIT], tested=[*folders, CUDA_KIT])
+    session.run("python", "-m", "cudahost", *map(import_name, folders))
+    tests = str(ROOT / "integration" / "kernels")
+    session.run("pytest", str(CUDA_KIT), tests, *session.posargs)
+    # Once more with the address sanitizer, on part of the builds.
+    part = ["--sanitize", "-k", "forward and not INT2 and not E4M3 and not E5M2"]
+    find = ["g++", "-print-file-name=libasan.so"]
+    library = str(session.run(*find, silent=True, external=True)).strip()
+    sanitizer = {"LD_PRELOAD": library, "ASAN_OPTIONS": "detect_leaks=0"}
+    session.run("pytest", tests, *part, env=sanitizer)
+
+
+@nox.session
 def integration(session: nox.Session) -> None:
     """Test the packages together, the test kit, and the examples in the documents."""
-    install_ours(session, ALL, tested=ALL)
+    parts = [*PACKAGES, TEST_KIT]
+    install_ours(session, parts, tested=parts)
     folders = [TEST_KIT / "tests", ROOT / "integration" / "tests", ROOT / "docs"]
     existing = [str(folder) for folder in folders if folder.exists()]
     session.run("pytest", *existing, str(ROOT / "README.md"), *session.posargs)
@@ -166,7 +186,7 @@ def install_ours(
 
 def build_wheels(session: nox.Session, folders: Iterable[Path], target: Path) -> list[str]:
     """Build one wheel a project into `target`."""
-    python = shared_environment(session, "backend", "hatchling")
+    python = shared_environment(session, "backend", *BACKENDS)
     options = ["--quiet", "--no-deps", "--no-build-isolation", "--wheel-dir", str(target)]
     wheels = []
     for folder in folders:
@@ -188,17 +208,17 @@ def share_torch(session: nox.Session, python: str) -> None:
     Path(ours, "shared_torch.pth").write_text(f"{shared}\n")
 
 
-def shared_environment(session: nox.Session, name: str, requirement: str) -> str:
-    """Make an environment below `.nox`, once for each pin of the requirement; give its Python."""
+def shared_environment(session: nox.Session, name: str, *requirements: str) -> str:
+    """Make an environment below `.nox`, once for each pin of its parts; give its Python."""
     folder = SHARED / name
-    pins = [line for line in CONSTRAINTS.read_text().splitlines() if line.startswith(requirement)]
+    pins = [line for line in CONSTRAINTS.read_text().splitlines() if line.startswith(requirements)]
     made_for = folder / "made-for.txt"
     wanted = f"{sys.version} {pins}"
     if made_for.exists() and made_for.read_text() == wanted:
         return str(folder / "bin" / "python")
     python = new_environment(session, folder)
     pip = [python, "-m", "pip", "--quiet", "install"]
-    session.run(*pip, "-c", str(CONSTRAINTS), requirement, external=True)
+    session.run(*pip, "-c", str(CONSTRAINTS), *requirements, external=True)
     made_for.write_text(wanted)
     return python
 
