@@ -1,0 +1,1 @@
+"""The kernels: a reference, C++ and CUDA for each operator."""
