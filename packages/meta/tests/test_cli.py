@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import os
+import signal
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -9,7 +13,7 @@ import pytest
 import plait as package
 from plait import _run_command
 from plait._cli import main
-from running import plait, write_text_and_config
+from running import environment, plait, write_text_and_config
 
 
 @pytest.fixture
@@ -100,3 +104,23 @@ def test_more_ranks_than_gpus_is_refused(
         "  run.ranks: expected at most 1, the number of GPUs here, got 2; "
         "run.device=cpu trains on CPUs"
     )
+
+
+@pytest.mark.parametrize("arguments", [["config"], ["config", "--schema"], ["config", "--keys"]])
+def test_a_reader_that_has_seen_enough_ends_a_command_without_a_traceback(
+    tmp_path: Path, arguments: list[str]
+) -> None:
+    reader, writer = os.pipe()
+    os.close(reader)
+    done = subprocess.run(
+        [sys.executable, "-m", "plait", *arguments],
+        cwd=tmp_path,
+        env=environment(),
+        stdout=writer,
+        stderr=subprocess.PIPE,
+        text=True,
+        timeout=100,
+        check=False,
+    )
+    os.close(writer)
+    assert (done.returncode, done.stderr) == (128 + signal.SIGPIPE, "")

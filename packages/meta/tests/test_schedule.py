@@ -9,7 +9,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from plait._schedule import Rate, Schedule, WarmupCosineLR, WarmupDecayLR, WarmupLR, WarmupType
+from plait._schedule import Schedule
+from plait._schedule_warmups import Rate, WarmupCosineLR, WarmupDecayLR, WarmupLR, WarmupType
 
 KINDS: list[WarmupType] = ["log", "linear"]
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
-import ctypes
 import os
 import resource
 import sys
@@ -17,7 +15,6 @@ __all__ = [
     "memory_bytes",
     "num_accelerators",
     "rank_device",
-    "return_free_memory",
 ]
 
 DEFAULT_CPU_RANKS = 2
@@ -44,17 +41,6 @@ def rank_device(device: str, local_rank: int) -> torch.device:
     assert found is not None  # there are some
     torch.accelerator.set_device_index(local_rank)
     return torch.device(found.type, local_rank)
-
-
-def return_free_memory(device: torch.device) -> None:
-    """Hand what was freed back to the system, where the C library holds on to it.
-
-    The glibc allocator reuses only part of the parameters that stage 3 frees and gathers again:
-    the heap of the default run grew by 4 MB an update.
-    """
-    if device.type == "cpu":
-        with contextlib.suppress(AttributeError):  # not glibc
-            ctypes.CDLL(None).malloc_trim(0)
 
 
 def memory_bytes(device: torch.device) -> int:

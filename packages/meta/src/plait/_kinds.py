@@ -6,7 +6,25 @@ import math
 from dataclasses import dataclass
 from typing import Protocol
 
-__all__ = ["Flag", "Integer", "Kind", "Number", "NumberList", "OneOf", "Text", "UnfitValueError"]
+__all__ = [
+    "Anything",
+    "Flag",
+    "Integer",
+    "Kind",
+    "Number",
+    "NumberList",
+    "Object",
+    "OneOf",
+    "PerGroup",
+    "PrintInterval",
+    "Schema",
+    "Text",
+    "TextList",
+    "UnfitValueError",
+]
+
+Schema = dict[str, object]
+"""A piece of JSON schema, draft 2020-12."""
 
 
 class UnfitValueError(ValueError):
@@ -22,6 +40,9 @@ class Kind(Protocol):
 
     def read(self, value: object) -> object:
         """The value as Python has it; raises UnfitValueError."""
+
+    def schema(self) -> Schema:
+        """The same as JSON schema, for editors."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +65,23 @@ class Integer:
         if self.below is not None and value >= self.below:
             raise UnfitValueError
         return value
+
+    def schema(self) -> Schema:
+        above = {} if self.below is None else {"exclusiveMaximum": self.below}
+        return {"type": "integer", "minimum": self.at_least} | above
+
+
+@dataclass(frozen=True, slots=True)
+class PrintInterval:
+    """A whole number of updates; infinity is never, as some trainers write it."""
+
+    expected: str = "a whole number of at least 1"
+
+    def read(self, value: object) -> int | None:
+        return None if value == math.inf else Integer(1).read(value)
+
+    def schema(self) -> Schema:
+        return Integer(1).schema()
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,6 +115,15 @@ class Number:
             raise UnfitValueError
         return number
 
+    def schema(self) -> Schema:
+        bounds = {
+            "minimum": self.at_least,
+            "maximum": self.at_most,
+            "exclusiveMaximum": self.below,
+        }
+        finite = {name: bound for name, bound in bounds.items() if math.isfinite(bound)}
+        return {"type": "number", **finite}
+
 
 @dataclass(frozen=True, slots=True)
 class NumberList:
@@ -94,6 +141,30 @@ class NumberList:
             raise UnfitValueError
         return tuple(self.item.read(number) for number in value)
 
+    def schema(self) -> Schema:
+        length = {"minItems": self.length, "maxItems": self.length}
+        return {"type": "array", "items": self.item.schema(), **length}
+
+
+@dataclass(frozen=True, slots=True)
+class PerGroup:
+    """A number, or a list with one for each of the optimizer's parameter groups."""
+
+    item: Number
+
+    @property
+    def expected(self) -> str:
+        return f"{self.item.expected}, or a list with one for each parameter group"
+
+    def read(self, value: object) -> float | tuple[float, ...]:
+        if isinstance(value, list | tuple) and value:
+            return tuple(self.item.read(number) for number in value)
+        return self.item.read(value)
+
+    def schema(self) -> Schema:
+        item = self.item.schema()
+        return {"anyOf": [item, {"type": "array", "items": item, "minItems": 1}]}
+
 
 @dataclass(frozen=True, slots=True)
 class Flag:
@@ -106,6 +177,9 @@ class Flag:
             raise UnfitValueError
         return value
 
+    def schema(self) -> Schema:
+        return {"type": "boolean"}
+
 
 @dataclass(frozen=True, slots=True)
 class Text:
@@ -117,6 +191,52 @@ class Text:
         if not isinstance(value, str) or not value.strip() or "\0" in value:
             raise UnfitValueError
         return value
+
+    def schema(self) -> Schema:
+        return {"type": "string", "minLength": 1}
+
+
+@dataclass(frozen=True, slots=True)
+class TextList:
+    """A list of names."""
+
+    expected: str = "a list of names in quotes"
+
+    def read(self, value: object) -> tuple[str, ...]:
+        if not isinstance(value, list | tuple):
+            raise UnfitValueError
+        return tuple(Text().read(name) for name in value)
+
+    def schema(self) -> Schema:
+        return {"type": "array", "items": Text().schema()}
+
+
+@dataclass(frozen=True, slots=True)
+class Object:
+    """An object whose inside is not looked at."""
+
+    expected: str = "an object { ... }"
+
+    def read(self, value: object) -> dict[str, object]:
+        if not isinstance(value, dict):
+            raise UnfitValueError
+        return value
+
+    def schema(self) -> Schema:
+        return {"type": "object"}
+
+
+@dataclass(frozen=True, slots=True)
+class Anything:
+    """Any value: of a part that does nothing here."""
+
+    expected: str = "any value"
+
+    def read(self, value: object) -> object:
+        return value
+
+    def schema(self) -> Schema:
+        return {}
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,3 +257,6 @@ class OneOf:
             if type(value) is type(allowed) and value == allowed:
                 return allowed
         raise UnfitValueError
+
+    def schema(self) -> Schema:
+        return {"enum": list(self.values)}

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 
 from plait._json import JsonObject
-from plait._keys import KEYS
+from plait._keys import KEYS_BY_PATH, canonical_path
 from plait._kinds import Text
 from plait._problems import ProblemList
 
@@ -41,7 +41,8 @@ class Origins:
 
 def _value(path: str, text: str) -> object:
     """The value as JSON where it is JSON, else as text; text keys take what was typed."""
-    takes_text = any(key.path == path and isinstance(key.kind, Text) for key in KEYS)
+    key = KEYS_BY_PATH.get(canonical_path(path))
+    takes_text = key is not None and isinstance(key.kind, Text)
     if takes_text and text != "null":
         return text
     try:

@@ -11,10 +11,14 @@ from __future__ import annotations
 
 import difflib
 import json
-from collections.abc import Callable, Iterable
+import re
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
-__all__ = ["ConfigError", "Problem", "ProblemList", "nearest_key", "shown"]
+from plait._decimal_commas import joined_numbers
+from plait._kinds import Flag, Kind, NumberList
+
+__all__ = ["ConfigError", "Problem", "ProblemList", "nearest_key", "shown", "unfit_hint"]
 
 _MAX_SHOWN = 60
 
@@ -130,7 +134,8 @@ class ConfigError(ValueError):
 def nearest_key(path: str, known: Iterable[str]) -> str | None:
     """The known dotted key that `path` most likely means, or None.
 
-    Looks beside it first, then for the same name elsewhere, then for a similar name elsewhere.
+    Looks beside it first, then for the same name elsewhere, then for a similar name elsewhere; a
+    name that many sections have (``enabled``) says nothing.
     """
     keys = sorted(set(known))
     parent, _, name = path.rpartition(".")
@@ -140,8 +145,47 @@ def nearest_key(path: str, known: Iterable[str]) -> str | None:
     found = difflib.get_close_matches(name.lower(), beside, n=1, cutoff=0.6)
     if found:
         return beside[found[0]]
-    elsewhere: dict[str, str] = {}
+    elsewhere: dict[str, list[str]] = {}
     for key in keys:
-        elsewhere.setdefault(key.rpartition(".")[2].lower(), key)
+        elsewhere.setdefault(key.rpartition(".")[2].lower(), []).append(key)
     found = difflib.get_close_matches(name.lower(), elsewhere, n=1, cutoff=0.75)
-    return elsewhere[found[0]] if found else None
+    likely = elsewhere[found[0]] if found else []
+    return likely[0] if len(likely) == 1 else None
+
+
+_QUOTED_NUMBER = re.compile(r"\s*-?\d+([.,]\d+)?([eE][+-]?\d+)?\s*", re.ASCII)
+_POINTED = "a decimal number has a point: write"
+
+
+def unfit_hint(kind: Kind, value: object) -> str:
+    """What to do about a value that is almost of a kind; empty where nothing is known."""
+    if isinstance(kind, NumberList):
+        joined = _joined(value, kind.length)
+        return f"{_POINTED} {joined}" if joined else ""
+    if isinstance(kind, Flag) and isinstance(value, str) and value.lower() in ("true", "false"):
+        return f"write {value.lower()} without quotes"
+    if isinstance(value, str) and _QUOTED_NUMBER.fullmatch(value):
+        number = value.strip().replace(",", ".")
+        return f"{_POINTED} {number}" if "," in value else f"write {number} without quotes"
+    return ""
+
+
+def _joined(value: object, count: int) -> str | None:
+    """`value` as a list of `count` decimal numbers, where commas within them made it unfit."""
+    if isinstance(value, str):
+        parts = value.strip(" []").split(";")
+        return _unquoted(parts) if len(parts) == count and "," in value else None
+    if not isinstance(value, list | tuple):
+        return None
+    if len(value) != count:
+        return joined_numbers(value, count)
+    has_commas = any(isinstance(part, str) and "," in part for part in value)
+    return _unquoted(value) if has_commas else None
+
+
+def _unquoted(parts: Sequence[object]) -> str | None:
+    """Numbers that may be in quotes and have commas, as a list; None where one is none."""
+    numbers = [str(part).strip() for part in parts]
+    if not all(map(_QUOTED_NUMBER.fullmatch, numbers)):
+        return None
+    return f"[{', '.join(number.replace(',', '.') for number in numbers)}]"

@@ -99,7 +99,8 @@ class Report:
         mark = "\N{BLACK RIGHT-POINTING TRIANGLE}"
         (self.plan.folder / "sample.txt").write_text(prompt + added, encoding="utf-8")
         trained = self.config.run.steps - self.first_step
-        num_tokens = trained * self.config.batch.train_batch_size * self.config.model.context_length
+        sequences = trained * self.config.training.batch.train_batch_size
+        num_tokens = sequences * self.config.model.context_length
         speed = num_tokens / took_s
         checkpoints = checkpoints_in(self.plan.folder)
         lines = [
@@ -109,7 +110,7 @@ class Report:
             f"held-out loss  {self.val_loss:.3f} nats a byte",
             f"bigram counts  {self.bigram_loss:.3f} nats a byte on the same held-out text",
             "",
-            f"memory of rank 0 at stage {self.config.stage}:",
+            f"memory of rank 0 at stage {self.config.training.stage}:",
             str(memory),
             "",
             f"metrics        {self.plan.metrics}",
@@ -138,23 +139,26 @@ def _baseline(config: Config, text: Text) -> float:
 
 def _header(config: Config, text: Text, num_parameters: int) -> list[str]:
     """What is about to be trained, and how."""
-    batch, scheduler = config.batch, config.scheduler
+    training, context_length = config.training, config.model.context_length
+    batch, optimizer, scheduler = training.batch, training.optimizer, training.scheduler
+    assert optimizer is not None  # absent means the recipe
     backend = f"{dist.get_world_size()} ranks over {dist.get_backend()}"
     numel = text.train.numel() + text.held_out.numel()
     schedule = f"schedule {scheduler.type}" if scheduler else "a constant rate"
     clipping = (
-        f"clipped to norm {config.gradient_clipping:g}" if config.gradient_clipping else "whole"
+        f"clipped to norm {training.gradient_clipping:g}" if training.gradient_clipping else "whole"
     )
-    rate = config.optimizer.params["lr"]
-    sequences = f"{batch.train_batch_size} sequences of {config.model.context_length} bytes"
+    rate = optimizer.params["lr"]
+    sequences = f"{batch.train_batch_size} sequences of {context_length} bytes"
     shares = f"{batch.num_ranks} ranks x {batch.accumulation_steps} x {batch.micro_batch_size}"
+    precision = "bf16" if training.bf16 else "fp32"
     return [
         f"plait {plait.__version__}",
         f"model    byte-level GPT, {num_parameters:,} parameters",
         f"data     {text.name}, {numel:,} bytes, {text.held_out.numel():,} of them held out",
-        f"ranks    {backend}, ZeRO stage {config.stage}, {'bf16' if config.bf16 else 'fp32'}",
+        f"ranks    {backend}, ZeRO stage {training.stage}, {precision}",
         f"batch    {sequences} = {shares} (ranks x accumulation x micro-batch)",
-        f"update   {config.optimizer.type}, lr {rate}, {schedule}, gradients {clipping}",
+        f"update   {optimizer.type}, lr {rate}, {schedule}, gradients {clipping}",
     ]
 
 

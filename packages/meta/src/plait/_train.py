@@ -18,21 +18,21 @@ from torch.nn import functional as F
 
 from plait._batches import Batches
 from plait._config import Config
-from plait._devices import memory_bytes, return_free_memory
+from plait._devices import memory_bytes
 from plait._metrics import StepMetrics
 from plait._model import ByteGPT, generate
 from plait._optimizers import optimizer_class
+from plait._partitioning import partition_as
 from plait._report import Report
 from plait._run_folder import RunPlan, keep_newest, start_folder
 from plait._schedule import Schedule
 from plait._schedulers import scheduler_rate
 from plait._text import Text, load_text
-from zero_partition import Precision, Zero, partition
+from zero_partition import Zero
 
 __all__ = ["TrainingError", "train"]
 
 _PROMPT_BYTES = 64
-_UPDATES_A_TRIM = 8  # seldom enough to cost nothing
 
 
 class TrainingError(RuntimeError):
@@ -95,13 +95,13 @@ def train(config: Config, plan: RunPlan, *, device: torch.device) -> None:
 def _assemble(config: Config, text: Text, device: torch.device) -> Training:
     torch.manual_seed(config.run.seed)
     model = ByteGPT(config.model).to(device)
-    precision = Precision(param=torch.bfloat16) if config.bf16 else Precision()
-    zero = partition(model, stage=config.stage, precision=precision)
+    wanted = config.training
+    zero = partition_as(wanted, model)
     optimizer = _optimizer(zero, config)
-    schedule = Schedule(optimizer, scheduler_rate(config.scheduler, num_steps=config.run.steps))
+    schedule = Schedule(optimizer, scheduler_rate(wanted.scheduler, num_steps=config.run.steps))
     batches = Batches(
         text,
-        config.batch,
+        wanted.batch,
         context_length=config.model.context_length,
         seed=config.run.seed,
         rank=zero.rank,
@@ -119,17 +119,19 @@ def _assemble(config: Config, text: Text, device: torch.device) -> Training:
 
 
 def _optimizer(zero: Zero, config: Config) -> Any:
-    cls, options = optimizer_class(config.optimizer.type, config.optimizer.params)
+    wanted = config.training.optimizer
+    assert wanted is not None  # absent means the recipe
+    cls, options = optimizer_class(wanted.type, wanted.params)
     try:
         return zero.optimizer(cls, **options)
     except ValueError as error:
-        raise TrainingError(f"optimizer.type {config.optimizer.type}: {error}") from error
+        raise TrainingError(f"optimizer.type {wanted.type}: {error}") from error
 
 
 def _steps(training: Training, first_step: int) -> Iterator[StepMetrics]:
     """Train from `first_step` on; yields the same metrics on all ranks but for the memory."""
-    run = training.config.run
-    trained_bytes = training.config.batch.train_batch_size * training.config.model.context_length
+    run, batch = training.config.run, training.config.training.batch
+    trained_bytes = batch.train_batch_size * training.config.model.context_length
     tokens_per_s = 0.0
     for step in range(first_step, run.steps + 1):
         last = step == run.steps
@@ -140,8 +142,6 @@ def _steps(training: Training, first_step: int) -> Iterator[StepMetrics]:
         else:
             loss = _mean_over_ranks(_update(training, step))
             tokens_per_s = trained_bytes / (time.perf_counter() - start_s)
-        if step % _UPDATES_A_TRIM == 0:
-            return_free_memory(training.device)
         if not math.isfinite(loss):
             raise TrainingError(
                 f"the loss is {loss} at step {step}; a lower optimizer.params.lr or "
@@ -158,16 +158,16 @@ def _steps(training: Training, first_step: int) -> Iterator[StepMetrics]:
 
 def _update(training: Training, step: int) -> Tensor:
     """One update; returns this rank's mean loss before it."""
-    config, zero = training.config, training.zero
-    accumulation_steps = config.batch.accumulation_steps
+    wanted, zero = training.config.training, training.zero
+    accumulation_steps = wanted.batch.accumulation_steps
     loss_sum = torch.zeros((), device=training.device)
     for tokens, targets in training.batches.micro_batches(step):
         loss = _loss(training.model, tokens, targets)
         loss.backward()
         loss_sum += loss.detach()
     zero.finish(denominator=zero.num_ranks * accumulation_steps)
-    if config.gradient_clipping:
-        zero.clip_grad_norm_(config.gradient_clipping)
+    if wanted.gradient_clipping:
+        zero.clip_grad_norm_(wanted.gradient_clipping)
     if training.optimizer.step():
         training.schedule.step()
     training.optimizer.zero_grad()
@@ -222,7 +222,7 @@ def _save(training: Training, plan: RunPlan, text: Text, *, num_updates: int) ->
             "next_batch": num_updates,
             "sha256": text.sha256,
         },
-        "train_batch_size": training.config.batch.train_batch_size,
+        "train_batch_size": training.config.training.batch.train_batch_size,
     }
     path = plan.checkpoints / f"step-{num_updates}"
     training.zero.save(path, training.optimizer, state=state)
@@ -245,8 +245,9 @@ def _restore(training: Training, plan: RunPlan, text: Text) -> tuple[int, list[s
             f"{plan.resumed.checkpoint} is at step {step} of {training.config.run.steps}"
         )
     training.schedule.seek(step)
+    train_batch_size = training.config.training.batch.train_batch_size
     now = {
-        "train_batch_size": (state["train_batch_size"], training.config.batch.train_batch_size),
+        "train_batch_size": (state["train_batch_size"], train_batch_size),
         "run.seed": (state["data"]["seed"], training.config.run.seed),
         "the text": (state["data"]["sha256"][:12], text.sha256[:12]),
     }

@@ -5,8 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from plait._json import JsonObject
-from plait._keys import OPTIMIZER_RECIPE, SCHEDULER_RECIPE, unknown_key
+from plait._keys import KEYS_BY_PATH, unknown_key
 from plait._overrides import Origins
+from plait._plait_keys import OPTIMIZER_RECIPE, SCHEDULER_RECIPE
 from plait._problems import ProblemList
 
 __all__ = ["TYPED_SECTIONS", "TypedSection", "complete_section", "read_typed_section"]
@@ -36,7 +37,7 @@ def read_typed_section(path: str, value: object, problems: ProblemList) -> Typed
     else:
         problems.add(f"{path}.params", expected="an object { ... }", got=params)
     for key, inner in value.items():
-        if key not in ("type", "params"):
+        if key not in ("type", "params") and f"{path}.{key}" not in KEYS_BY_PATH:
             reason, hint = unknown_key(f"{path}.{key}")
             problems.add(f"{path}.{key}", reason=reason, got=inner, hint=hint)
     if not isinstance(params, JsonObject) or ("type" in value and not isinstance(name, str)):
@@ -54,4 +55,9 @@ def complete_section(
         return section.type, section.params, came_from
     recipe = TYPED_SECTIONS[path]
     came_from |= {key: "default" for key in recipe.params if key not in section.params}
-    return recipe.type, recipe.params | section.params, came_from
+    own = {
+        key: value
+        for key, value in section.params.items()
+        if value != "auto" or key not in recipe.params
+    }
+    return recipe.type, recipe.params | own, came_from
