@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import json
 import os
 import platform
@@ -58,6 +59,40 @@ def table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
         ).rstrip()
         for line in lines
     )
+
+
+def options_of(description: str | None, *, quick: str) -> argparse.Namespace:
+    """Read ``--quick`` and ``--json FILE``; a folder that is not there is refused at once.
+
+    Args:
+        description: The script's docstring.
+        quick: What ``--quick`` leaves out.
+    """
+    parser = parser_of(description, quick=quick)
+    options = parser.parse_args()
+    check_folder(parser, options)
+    return options
+
+
+def parser_of(description: str | None, *, quick: str) -> argparse.ArgumentParser:
+    """The parser of `options_of`, for a script that takes more."""
+    parser = argparse.ArgumentParser(description=(description or "").partition("\n")[0])
+    parser.add_argument("--quick", action="store_true", help=quick)
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write figures and rows here")
+    return parser
+
+
+def check_folder(parser: argparse.ArgumentParser, options: argparse.Namespace) -> None:
+    """Refuse a ``--json FILE`` in a folder that is not there."""
+    if options.json and not options.json.parent.is_dir():
+        parser.error(f"--json: there is no folder {options.json.parent}")
+
+
+def print_figures(figures: Mapping[str, float]) -> None:
+    """One figure a line."""
+    width = max((len(name) for name in figures), default=0)
+    for name, value in figures.items():
+        print(f"{name:<{width}}  {value:.6g}")
 
 
 def write_json(

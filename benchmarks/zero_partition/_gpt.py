@@ -50,6 +50,7 @@ class GPT(nn.Module):
 
     def __init__(self, size: Size) -> None:
         super().__init__()
+        self.size = size
         self.embedding = nn.Embedding(VOCABULARY, size.width)
         self.positions = nn.Embedding(size.length, size.width)
         self.blocks = nn.ModuleList(Block(size) for _ in range(size.num_layers))

@@ -9,15 +9,50 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+_MAPS = Path("/proc/self/maps")
 
-def storages() -> dict[int, int]:
-    """Bytes of every storage that a living tensor lies in, by address, each once."""
+
+def storages(*, num_ranks: int) -> dict[int, int]:
+    """Bytes of every storage that a living tensor lies in, by address, each once.
+
+    Memory that the ranks share counts whole, mapping by mapping, but for one part in as many as
+    there are ranks: the other ranks count the rest.
+
+    Args:
+        num_ranks: Processes on this host that map what is shared.
+    """
     gc.collect()
+    shared = shared_ranges(_MAPS.read_text()) if _MAPS.exists() else []
     found = {}
     for tensor in _tensors():
         storage = tensor.untyped_storage()
         if storage.nbytes():
-            found[storage.data_ptr()] = storage.nbytes()
+            address = storage.data_ptr()
+            mapping = next((each for each in shared if address in each), None)
+            if mapping is None:
+                found[address] = storage.nbytes()
+            else:
+                found[mapping.start] = len(mapping) // num_ranks
+    return found
+
+
+def shared_ranges(maps: str) -> list[range]:
+    r"""Addresses of the writable mappings that a process shares with others.
+
+    Args:
+        maps: What `/proc/self/maps` says.
+
+    Example:
+        >>> text = "1000-3000 rw-s 00000000 00:1b 7 /dev/shm/a\n3000-4000 rw-p 00000000 00:00 0"
+        >>> shared_ranges(text)
+        [range(4096, 12288)]
+    """
+    found = []
+    for line in maps.splitlines():
+        addresses, permissions, *_ = line.split()
+        if permissions.startswith("rw") and permissions.endswith("s"):
+            start, _, end = addresses.partition("-")
+            found.append(range(int(start, 16), int(end, 16)))
     return found
 
 

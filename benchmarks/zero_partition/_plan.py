@@ -17,12 +17,14 @@ class Variant:
         stage: How much of the states is sharded between a backward and the update: 0 nothing, 1
             optimizer states, 2 gradients too, 3 parameters too. Bytes are compared within a stage.
         is_ours: Whether it is zero_partition.
+        needs: The package that it needs beside torch; empty for none.
     """
 
     key: str
     label: str
     stage: int
     is_ours: bool = False
+    needs: str = ""
 
 
 VARIANTS = (
@@ -30,11 +32,16 @@ VARIANTS = (
     Variant(key="stage1", label="zero_partition", stage=1, is_ours=True),
     Variant(key="stage2", label="zero_partition", stage=2, is_ours=True),
     Variant(key="stage3", label="zero_partition", stage=3, is_ours=True),
+    Variant(key="stage3_torch_wire", label="zero_partition, TorchWire", stage=3, is_ours=True),
     Variant(key="ddp", label="DDP", stage=0),
     Variant(key="zero_redundancy", label="ZeroRedundancyOptimizer", stage=1),
     Variant(key="fsdp2_whole", label="FSDP2, whole until update", stage=2),
     Variant(key="fsdp2_forward", label="FSDP2, whole until backward", stage=3),
     Variant(key="fsdp2", label="FSDP2", stage=3),
+    Variant(key="deepspeed1", label="DeepSpeed", stage=1, needs="deepspeed"),
+    Variant(key="deepspeed2", label="DeepSpeed", stage=2, needs="deepspeed"),
+    Variant(key="deepspeed3", label="DeepSpeed", stage=3, needs="deepspeed"),
+    Variant(key="deepspeed3_linear", label="DeepSpeed, torch's linear", stage=3, needs="deepspeed"),
 )
 """FSDP2 comes with `reshard_after_forward=False` twice. That alone lets go of the parameters in
 backward, so that nothing but shards is left after it, as at stage 3; stage 2, whose parameters are

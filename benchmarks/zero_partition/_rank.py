@@ -70,7 +70,7 @@ def measure_memory(task: Task, text: Text, *, rank: int) -> dict[str, Any]:
         The bytes it holds between backward and update, what the kernel counts at the end, losses.
     """
     (key,) = task.variants
-    around = _memory.storages().keys()
+    around = _memory.storages(num_ranks=task.num_ranks).keys()
     training = build(key, SIZES[task.size], seed=task.seed)
     losses, held = [], {}
     for step in range(NUM_MEMORY_STEPS):
@@ -78,7 +78,7 @@ def measure_memory(task: Task, text: Text, *, rank: int) -> dict[str, Any]:
         losses.append(training.accumulate(tokens).item())
         del tokens
         if step == NUM_MEMORY_STEPS - 1:
-            held = _memory.storages()
+            held = _memory.storages(num_ranks=task.num_ranks)
         training.update()
     dist.barrier()
     in_process = _memory.process_bytes()

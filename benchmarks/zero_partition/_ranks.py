@@ -16,6 +16,11 @@ from typing import IO, Any
 
 PATIENCE_S = 15.0  # of the ranks that are left when one has failed
 
+_DEFAULTS = {
+    "GLOO_SOCKET_IFNAME": "lo",  # gloo looks for the host's own name, which need not resolve
+    "DS_ACCELERATOR": "cpu",
+}
+
 
 class RanksFailed(RuntimeError):
     """A rank did not end well; the message is the last thing it said."""
@@ -85,9 +90,14 @@ def _start(task: Task, rank: int, folder: Path, *, errors: IO[str]) -> subproces
         [*words, task.to_json(), str(rank), str(folder)],
         stdout=sys.stderr,
         stderr=errors,
-        # gloo looks for the address of the host's own name, which need not resolve
-        env={"GLOO_SOCKET_IFNAME": "lo", **os.environ, "OMP_NUM_THREADS": "1"},
+        env={**_DEFAULTS, **os.environ, "OMP_NUM_THREADS": "1", **_launched(task, rank)},
     )
+
+
+def _launched(task: Task, rank: int) -> dict[str, str]:
+    """What a launcher tells its ranks; DeepSpeed asks for it even where all are connected."""
+    number, size = str(rank), str(task.num_ranks)
+    return {"RANK": number, "LOCAL_RANK": number, "WORLD_SIZE": size, "LOCAL_SIZE": size}
 
 
 def _wait(processes: Sequence[subprocess.Popen[bytes]]) -> int | None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
+from typing import Protocol
 
 import torch
 import torch.distributed as dist
@@ -18,7 +19,7 @@ from torch.distributed.tensor import DTensor
 from torch.nn import functional as F
 from torch.nn.parallel import DistributedDataParallel
 
-from zero_partition import partition
+from zero_partition import TorchWire, Wire, partition
 
 LEARNING_RATE = 3e-4
 WEIGHT_DECAY = 0.1
@@ -26,6 +27,16 @@ WEIGHT_DECAY = 0.1
 
 def _nothing() -> None:
     return
+
+
+class Steps(Protocol):
+    """What an optimizer can do, here."""
+
+    def zero_grad(self) -> None:
+        """Forget the gradients."""
+
+    def step(self) -> object:
+        """Update."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,12 +47,14 @@ class Training:
         model: What is called.
         optimizer: What steps.
         values: Whole parameters by name; all ranks call it.
+        backward: From a loss to the reduced gradients.
         before_update: What the variant needs between backward and the optimizer's step.
     """
 
     model: nn.Module
-    optimizer: torch.optim.Optimizer
+    optimizer: Steps
     values: Callable[[], Mapping[str, Tensor]]
+    backward: Callable[[Tensor], object] = Tensor.backward
     before_update: Callable[[], None] = _nothing
 
     def accumulate(self, tokens: Tensor) -> Tensor:
@@ -49,7 +62,7 @@ class Training:
         self.optimizer.zero_grad()
         logits = self.model(tokens[:, :-1])
         loss = F.cross_entropy(logits.view(-1, VOCABULARY), tokens[:, 1:].reshape(-1))
-        loss.backward()
+        self.backward(loss)
         return loss.detach()
 
     def update(self) -> None:
@@ -64,8 +77,8 @@ def build(key: str, size: Size, *, seed: int) -> Training:
     return _BUILDERS[key](GPT(size))
 
 
-def _ours(model: nn.Module, *, stage: int) -> Training:
-    zero = partition(model, stage=stage)
+def _ours(model: nn.Module, *, stage: int, wire: Wire | None = None) -> Training:
+    zero = partition(model, stage=stage, wire=wire)
     optimizer = zero.optimizer(torch.optim.AdamW, lr=LEARNING_RATE, weight_decay=WEIGHT_DECAY)
     return Training(model=model, optimizer=optimizer, values=zero.state_dict)
 
@@ -116,11 +129,29 @@ def _fsdp2(
     )
 
 
+def _deepspeed(model: GPT, *, stage: int, replaces_linear: bool = True) -> Training:
+    from _deepspeed import build_engine  # noqa: PLC0415  # it need not be installed
+
+    engine = build_engine(
+        model,
+        torch.optim.AdamW(model.parameters(), lr=LEARNING_RATE, weight_decay=WEIGHT_DECAY),
+        stage=stage,
+        batch=model.size.batch,
+        replaces_linear=replaces_linear,
+    )
+    return Training(
+        model=engine.module, optimizer=engine, values=engine.values, backward=engine.backward
+    )
+
+
 _BUILDERS: Mapping[str, Callable[[GPT], Training]] = {
     **{f"stage{stage}": partial(_ours, stage=stage) for stage in range(4)},
+    "stage3_torch_wire": partial(_ours, stage=3, wire=TorchWire()),
     "ddp": _ddp,
     "zero_redundancy": _zero_redundancy,
     "fsdp2_whole": partial(_fsdp2, reshard_after_forward=False, reshard_after_backward=False),
     "fsdp2_forward": partial(_fsdp2, reshard_after_forward=False),
     "fsdp2": _fsdp2,
+    **{f"deepspeed{stage}": partial(_deepspeed, stage=stage) for stage in (1, 2, 3)},
+    "deepspeed3_linear": partial(_deepspeed, stage=3, replaces_linear=False),
 }

@@ -1,20 +1,21 @@
-"""A training step of ZeRO stages 0 to 3 beside DDP, FSDP2 and ZeroRedundancyOptimizer.
+"""A training step of ZeRO stages 0 to 3 beside DDP, FSDP2, ZeroRedundancyOptimizer and DeepSpeed.
 
 Every variant trains the same GPT on the same data with the same AdamW, on 2 ranks of one thread.
 Times: all variants in one pair of processes, one step of each in turn in random order; a figure is
 the median over the rounds of the ratio within a round. Memory: a pair of processes a variant.
 
     python benchmarks/zero_partition/bench_step.py [--quick] [--json FILE]
+
+docs/benchmarks.md says how to install DeepSpeed beside it; without, its rows are named as missing.
 """
 
 from __future__ import annotations
 
-import argparse
 import math
 import statistics
 import sys
-from collections.abc import Mapping
 from dataclasses import dataclass, field
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +28,7 @@ import _report
 
 SEED = 0
 QUICK_ROUNDS = 12
+RECIPES = "docs/benchmarks.md has the recipe"
 ROUNDING = 1e-5
 """Parameters that differ from DDP's by more than this are not the result of the same training."""
 
@@ -35,8 +37,15 @@ RATIOS = {
     "stage3_over_fsdp2": ("stage3", "fsdp2"),
     "fsdp2_over_ddp": ("fsdp2", "ddp"),
     "zero_redundancy_over_ddp": ("zero_redundancy", "ddp"),
+    **{f"stage{n}_over_deepspeed{n}": (f"stage{n}", f"deepspeed{n}") for n in (1, 2, 3)},
+    "stage3_over_deepspeed3_linear": ("stage3", "deepspeed3_linear"),
+    "deepspeed3_over_ddp": ("deepspeed3", "ddp"),
+    "stage3_over_torch_wire": ("stage3", "stage3_torch_wire"),
 }
 """The figures of time, and what they divide by what."""
+
+PSS_RATIOS = {"pss_over_deepspeed3": ("stage3", "deepspeed3")}
+"""The same of proportional set sizes."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,6 +86,9 @@ def measure(size: Size, *, num_rounds: int) -> Measured:
     """Measure memory variant by variant, then time all that could run."""
     measured = Measured(size=size)
     for variant in VARIANTS:
+        if variant.needs and find_spec(variant.needs) is None:
+            measured.missing[variant.key] = f"{variant.needs} is not installed; {RECIPES}"
+            continue
         say(f"{size.name}: memory of {variant.label}, stage {variant.stage}")
         try:
             ranks = run_ranks(task("memory", size, [variant.key], num_rounds=0))
@@ -117,6 +129,11 @@ def figures_of(measured: Measured) -> dict[str, float]:
         for name, pair in RATIOS.items()
         if ran >= set(pair)
     }
+    for name, (key, other) in PSS_RATIOS.items():
+        if ran >= {key, other}:
+            mine, theirs = (measured.mean_bytes(each, "pss_bytes") for each in (key, other))
+            if mine and theirs:
+                found[name] = mine / theirs
     ours = [variant for variant in VARIANTS if variant.is_ours and variant.key in ran]
     held = [ratio for variant in ours if (ratio := held_over_best_peer(measured, variant))]
     if held:
@@ -210,14 +227,11 @@ def say(line: str) -> None:
 
 def main() -> int:
     """Run the benchmark; not 0 if a stage of ours could not run."""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("--quick", action="store_true", help="10M parameters only, fewer rounds")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write figures and rows here")
+    parser = _report.parser_of(__doc__, quick="10M parameters only, fewer rounds")
     parser.add_argument("--size", action="append", choices=SIZES, help="default: 10M and 50M")
     parser.add_argument("--rounds", type=int, metavar="N", help="rounds to time, for each size")
     options = parser.parse_args()
-    if options.json and not options.json.parent.is_dir():
-        parser.error(f"--json: there is no folder {options.json.parent}")
+    _report.check_folder(parser, options)
     if options.rounds is not None and options.rounds < 1:
         parser.error(f"--rounds must be at least 1, got {options.rounds}")
     machine = _report.machine()
@@ -234,17 +248,10 @@ def main() -> int:
         rows += of_size
         figures |= figures_of(measured)
         missing |= any(variant.is_ours and variant.key in measured.missing for variant in VARIANTS)
-    print_figures(figures)
+    _report.print_figures(figures)
     if options.json:
         _report.write_json(options.json, machine=machine, figures=figures, rows=rows)
     return int(missing)
-
-
-def print_figures(figures: Mapping[str, float]) -> None:
-    """One figure a line."""
-    width = max((len(name) for name in figures), default=0)
-    for name, value in figures.items():
-        print(f"{name:<{width}}  {value:.6g}")
 
 
 if __name__ == "__main__":
