@@ -11,6 +11,7 @@ from plait._doctor_facts import (
     Disk,
     Facts,
     Files,
+    Kernels,
     Library,
     Memory,
     SelfTest,
@@ -63,6 +64,7 @@ HEALTHY = Facts(
     libraries=(TORCH,),
     devices=NO_DEVICE,
     backends=Backends(is_distributed=True, available=frozenset({"gloo"})),
+    kernels=Kernels(are_compiled=True, has_cupy=True),
     self_test=MET,
 )
 

@@ -29,6 +29,7 @@ from plait._doctor_facts import (
     Device,
     Facts,
     Files,
+    Kernels,
     Step,
     Unreadable,
 )
@@ -325,6 +326,30 @@ def test_a_healthy_machine_has_nothing_to_look_at() -> None:
             id="torch does not start",
         ),
         pytest.param(
+            replace(HEALTHY, kernels=Kernels(are_compiled=False, has_cupy=False)),
+            "8- and 4-bit messages",
+            Level.WARN,
+            "slower than with compiled kernels",
+            "install a C++ compiler",
+            id="no compiled kernels",
+        ),
+        pytest.param(
+            replace(HEALTHY, devices=GPUS, kernels=Kernels(are_compiled=True, has_cupy=False)),
+            "8- and 4-bit messages",
+            Level.WARN,
+            "need CuPy between GPUs",
+            "pip install 'comm-quant[cuda12]'",
+            id="a GPU without CuPy",
+        ),
+        pytest.param(
+            replace(HEALTHY, devices=replace(GPUS, built_for="ROCm 6.4")),
+            "8- and 4-bit messages",
+            Level.WARN,
+            "no kernels for ROCm yet",
+            "",
+            id="an AMD GPU",
+        ),
+        pytest.param(
             replace(HEALTHY, shared_memory=Unreadable("OSError: Stale file handle")),
             "shared memory",
             Level.FAIL,
@@ -386,6 +411,7 @@ def test_nothing_that_can_be_gathered_is_needed() -> None:
         libraries=nothing,
         devices=nothing,
         backends=nothing,
+        kernels=nothing,
         self_test=nothing,
     )
     assert Level.FAIL in levels(facts)

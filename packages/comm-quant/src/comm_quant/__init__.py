@@ -4,6 +4,7 @@ from comm_quant._codec import BlockQuant, Codec, Float8Quant
 from comm_quant._collectives import all_reduce, all_to_all
 from comm_quant._counter import Payload
 from comm_quant._feedback import ErrorFeedback
+from comm_quant._native import has_kernels
 from comm_quant._one_bit_adam import OneBitAdam
 from comm_quant._quantize import (
     dequantize,
@@ -31,5 +32,6 @@ __all__ = [
     "dequantize",
     "dequantize_sum",
     "dequantize_sum_requantize",
+    "has_kernels",
     "quantize",
 ]

@@ -23,11 +23,15 @@ _ARGUMENTS = {
 }
 
 
+def has_kernels() -> bool:
+    """Whether the package was installed with its compiled CPU kernels; never warns."""
+    return _path().exists()
+
+
 @functools.cache
 def native_library() -> ctypes.CDLL | None:
     """The library, or None where it was not built; then this says so, once."""
-    path = Path(__file__).parent / "_kernels" / NAME
-    if not path.exists():
+    if not has_kernels():
         warnings.warn(
             "comm_quant: installed without its compiled kernels; the reference in plain torch runs "
             "instead, same bits, 10 to 30 times slower; install a C++ compiler and reinstall",
@@ -35,11 +39,15 @@ def native_library() -> ctypes.CDLL | None:
             stacklevel=2,
         )
         return None
-    library = ctypes.CDLL(str(path))
+    library = ctypes.CDLL(str(_path()))
     for name, arguments in _ARGUMENTS.items():
         function = getattr(library, name)
         function.argtypes, function.restype = arguments, ctypes.c_int
     return library
+
+
+def _path() -> Path:
+    return Path(__file__).parent / "_kernels" / NAME
 
 
 def is_native(tensor: torch.Tensor) -> bool:

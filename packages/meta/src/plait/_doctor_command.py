@@ -45,6 +45,7 @@ def gather() -> Facts:
         libraries=gathered(_doctor_host.libraries),
         devices=gathered(_doctor_torch.devices),
         backends=backends,
+        kernels=gathered(_doctor_torch.kernels),
         self_test=gathered(lambda: self_test(os.environ)) if can_meet else None,
     )
 

@@ -18,6 +18,7 @@ __all__ = [
     "Disk",
     "Facts",
     "Files",
+    "Kernels",
     "Library",
     "Memory",
     "SelfTest",
@@ -212,6 +213,14 @@ class SelfTest:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class Kernels:
+    """What the codecs of messages run on: compiled CPU kernels, and CuPy for NVIDIA GPUs."""
+
+    are_compiled: bool
+    has_cupy: bool
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class Facts:
     """Everything that is judged; `self_test` is None where it was not run."""
 
@@ -224,4 +233,5 @@ class Facts:
     libraries: tuple[Library, ...] | Unreadable
     devices: Devices | Unreadable
     backends: Backends | Unreadable
+    kernels: Kernels | Unreadable
     self_test: SelfTest | Unreadable | None

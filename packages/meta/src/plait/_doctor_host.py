@@ -43,6 +43,20 @@ LIBRARIES = (
     Library(name="matplotlib", minimum="", version=None, is_needed=True, gives="loss.png"),
     Library(name="tqdm", minimum="", version=None, is_needed=True, gives="the progress bar"),
     Library(
+        name="cupy-cuda12x",
+        minimum="13.6",
+        version=None,
+        is_needed=False,
+        gives="8- and 4-bit messages between NVIDIA GPUs, with a torch for CUDA 12",
+    ),
+    Library(
+        name="cupy-cuda13x",
+        minimum="14",
+        version=None,
+        is_needed=False,
+        gives="8- and 4-bit messages between NVIDIA GPUs, with a torch for CUDA 13",
+    ),
+    Library(
         name="safetensors",
         minimum="",
         version=None,

@@ -16,6 +16,7 @@ from plait._doctor_facts import (
     Cores,
     Devices,
     Facts,
+    Kernels,
     SelfTest,
     SharedMemory,
     Step,
@@ -28,7 +29,6 @@ __all__ = ["judge"]
 _INSTALL_TORCH = "install torch from a wheel of pytorch.org, whose builds have it"
 _NOT_BUILT = (
     "offload to host memory and disk",
-    "quantised communication",
     "mixture of experts",
     "sparse attention",
     "pipeline stages",
@@ -137,6 +137,8 @@ def _works(facts: Facts, *, trains: bool) -> Judged:
     yield _bf16(facts.devices, facts.cores)
     if not isinstance(facts.system, Unreadable) and not isinstance(facts.shared_memory, Unreadable):
         yield _shared(facts.system, facts.shared_memory)
+    if not isinstance(facts.kernels, Unreadable):
+        yield _messages(facts.kernels, facts.devices)
     for name in _NOT_BUILT:
         yield Level.NOTE, name, "not built yet", ""
 
@@ -174,3 +176,19 @@ def _shared(system: System, shared: SharedMemory) -> tuple[Level, str, str, str]
     if obstacle:
         return Level.NOTE, what, f"{obstacle}; ranks use gloo instead", ""
     return Level.OK, what, f"works, as far as {gigabytes(shared.free_bytes)} reach", ""
+
+
+def _messages(kernels: Kernels, devices: Devices | Unreadable) -> tuple[Level, str, str, str]:
+    what = "8- and 4-bit messages"
+    if isinstance(devices, Devices) and devices.kind == "cuda" and devices.devices:
+        kind, _, version = devices.built_for.partition(" ")
+        if kind != "CUDA":
+            return Level.WARN, what, f"no kernels for {kind} yet: leave them off", ""
+        if not kernels.has_cupy:
+            remedy = f"pip install 'comm-quant[cuda{version.partition('.')[0]}]'"
+            return Level.WARN, what, "need CuPy between GPUs, and it is not installed", remedy
+        return Level.OK, what, "work between GPUs, with CuPy", ""
+    if not kernels.are_compiled:
+        said = "work, 10 to 30 times slower than with compiled kernels"
+        return Level.WARN, what, said, "install a C++ compiler, then comm-quant again"
+    return Level.OK, what, "work, with compiled kernels", ""

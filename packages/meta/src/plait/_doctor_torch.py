@@ -1,16 +1,18 @@
-"""Facts about torch: its accelerators and its collective backends."""
+"""Facts about torch and what runs on it: accelerators, collective backends, kernels."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from importlib.util import find_spec
 from pathlib import Path
 
 import torch
 import torch.distributed as dist
 
-from plait._doctor_facts import Backends, Device, Devices
+from comm_quant import has_kernels
+from plait._doctor_facts import Backends, Device, Devices, Kernels
 
-__all__ = ["backends", "devices"]
+__all__ = ["backends", "devices", "kernels"]
 
 _NVIDIA_DEVICE = Path("/dev/nvidiactl")
 
@@ -45,6 +47,11 @@ def backends() -> Backends:
         is_distributed=True,
         available=frozenset(name for name, is_available in asked.items() if is_available()),
     )
+
+
+def kernels() -> Kernels:
+    """What the codecs of messages run on."""
+    return Kernels(are_compiled=has_kernels(), has_cupy=find_spec("cupy") is not None)
 
 
 def _device(kind: str, index: int) -> Device:
