@@ -13,6 +13,7 @@ import torch
 import torch.distributed as dist
 from torch.multiprocessing.spawn import spawn
 from torch.nn import functional as F
+from torch.nn.utils import clip_grad_norm_
 
 from comm_quant import OneBitAdam
 from plait import read_config
@@ -70,6 +71,7 @@ def _train_as_rank(  # noqa: PLR0917  spawn passes them by place
         for tokens, targets in batches.micro_batches(step):
             loss = F.cross_entropy(model(tokens).flatten(0, 1), targets.flatten())
             (loss / sizes.accumulation_steps).backward()
+        clip_grad_norm_(model.parameters(), config.training.gradient_clipping)  # each rank its own
         optimizer.step()
         rate.step()
     val_loss = _evaluate(model, batches, config.run.eval_windows)
