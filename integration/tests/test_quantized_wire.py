@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import warnings
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,12 +14,22 @@ from torch.distributed.device_mesh import init_device_mesh
 
 from comm_quant import BlockQuant, ErrorFeedback, QuantizedWire
 from ranktest import RankPools
-from zero_partition import FrozenWire, LossyWire, NodesWire, OpeningWire, TorchWire, Wire, partition
+from zero_partition import (
+    FrozenWire,
+    KeepingWire,
+    LossyWire,
+    NodesWire,
+    OpeningWire,
+    TorchWire,
+    Wire,
+    partition,
+)
 
 FITS: Wire = QuantizedWire()  # checked by mypy
 OPENS: OpeningWire = QuantizedWire()
 NODES_TOO: NodesWire = QuantizedWire()
 LOSES: LossyWire = QuantizedWire()
+KEEPS: KeepingWire = QuantizedWire()
 FREEZES: FrozenWire = QuantizedWire()
 FROZEN_NODES: NodesWire = QuantizedWire().frozen
 INT8, INT4 = BlockQuant(bits=8), BlockQuant(bits=4, block_numel=128)
@@ -316,3 +328,90 @@ def mismatched(rank: int) -> str:
 def test_ranks_of_other_settings_are_refused_when_partitioned(rank_pools: RankPools) -> None:
     for text in rank_pools(2).run(mismatched):
         assert "all ranks need the same settings" in text
+
+
+STOCHASTIC = BlockQuant(bits=4, block_numel=128, rounding="stochastic")
+KEEPING: dict[str, dict[str, Any]] = {
+    "feedback": {"grads": INT4, "feedback": True},
+    "feedback over nodes": {"weights": INT8, "grads": INT4, "num_local": 2, "feedback": True},
+    "dice": {"weights": STOCHASTIC, "grads": STOCHASTIC},
+    "dice and feedback": {"grads": STOCHASTIC, "feedback": True},
+    "neither": {"grads": INT4},
+}
+
+
+def go_on(
+    rank: int, options: dict[str, Any], stage: int, folder: str, steps: tuple[int, int]
+) -> tuple[dict[str, Tensor], list[str]]:
+    """Train from the checkpoint of the first of `steps`, if there is one, and save at the second.
+
+    Returns:
+        The parameters, and what was warned of.
+    """
+    first, last = steps
+    options = dict(options)
+    feedback = ErrorFeedback() if options.pop("feedback", False) else None
+    model = build(20)
+    zero = partition(model, stage=stage, wire=QuantizedWire(**options, feedback=feedback))
+    optimizer = zero.optimizer(torch.optim.AdamW, lr=3e-3)
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        if first:
+            for _ in range(3):  # which loading must forget
+                x, y = batch(rank, 77)
+                (model(x) - y).square().mean().backward()
+            zero.load(f"{folder}/{first}", optimizer)
+    for step in range(first, last):
+        for part in range(2):
+            x, y = batch(rank, 2 * step + part)
+            (model(x) - y).square().mean().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        if step + 1 in (3, last):
+            zero.save(f"{folder}/{step + 1}", optimizer, overwrite=True)
+    return zero.state_dict(), [str(each.message) for each in said]
+
+
+@pytest.mark.parametrize("kind", KEEPING)
+@pytest.mark.parametrize("stage", [1, 3])
+def test_a_training_that_goes_on_is_the_one_that_was_not_stopped_bit_by_bit(
+    rank_pools: RankPools, tmp_path: Path, kind: str, stage: int
+) -> None:
+    options = dict(KEEPING[kind])
+    if stage == 1:
+        options.pop("weights", None)
+    pool = rank_pools(4 if "nodes" in kind else 3)
+    whole = pool.run(go_on, options, stage, str(tmp_path), (0, 6))
+    again = pool.run(go_on, options, stage, str(tmp_path), (3, 6))
+    assert (tmp_path / "3" / "wire.safetensors").exists() == (kind != "neither")
+    for (expected, _), (state, said) in zip(whole, again, strict=True):
+        assert not said
+        assert all(torch.equal(state[name], expected[name]) for name in expected)
+
+
+def test_without_its_errors_it_would_be_another_training(
+    rank_pools: RankPools, tmp_path: Path
+) -> None:
+    """The test above can fail."""
+    pool, options = rank_pools(2), KEEPING["feedback"]
+    whole = pool.run(go_on, options, 3, str(tmp_path), (0, 6))
+    pool.run(go_on, KEEPING["neither"], 3, str(tmp_path), (0, 3))
+    again = pool.run(go_on, options, 3, str(tmp_path), (3, 6))
+    assert any(not torch.equal(again[0][0][name], whole[0][0][name]) for name in whole[0][0])
+
+
+def test_errors_of_other_ranks_or_buffers_begin_anew_and_it_is_said(
+    rank_pools: RankPools, tmp_path: Path
+) -> None:
+    options = KEEPING["feedback over nodes"]
+    rank_pools(4).run(go_on, options, 3, str(tmp_path), (0, 3))
+    flat = {name: value for name, value in options.items() if name != "num_local"}
+    fewer = rank_pools(2).run(go_on, flat, 3, str(tmp_path), (3, 4))
+    assert "that of 4 ranks, and these are 2; it begins at zero again" in fewer[0][1][0]
+    assert [len(said) for _, said in fewer] == [1, 0]
+    rank_pools(4).run(go_on, options, 3, str(tmp_path), (0, 3))
+    other = rank_pools(4).run(go_on, flat, 3, str(tmp_path), (3, 4))
+    for _, said in other:
+        assert "errors are those of nodes of 2 ranks, these are of 1" in said[0]
+    for state, _ in fewer + other:
+        assert all(value.isfinite().all() for value in state.values())

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+from torch import Tensor
 
 import wires
 from comm_quant import BlockQuant, ErrorFeedback, QuantizedWire, quantize
@@ -72,6 +73,53 @@ def test_states_of_another_number_of_ranks_begin_at_zero_and_it_is_said() -> Non
     with pytest.warns(RuntimeWarning, match="errors are those of 2 ranks, this group has 3"):
         again.load_state_dict(feedback.state_dict(num_ranks=2), num_ranks=3)
     assert torch.equal(again.corrected("g", x), x)
+
+
+def with_states(*keys: tuple[object, ...]) -> tuple[ErrorFeedback, Tensor]:
+    feedback, spec = ErrorFeedback(), BlockQuant(bits=4, block_numel=2)
+    x = torch.tensor([1.0, 0.1, 0.7])
+    for key in keys:
+        feedback.note(key, x, *quantize(x, spec), spec)
+    return feedback, x
+
+
+def test_the_states_of_one_owner_become_tensors_and_come_back() -> None:
+    feedback, x = with_states((0, (3, 1), "all", 2), (1, None, "all", 2))
+    saved = feedback.tensors(0)
+    assert all(tensor.dim() == 1 for tensor in saved.values())
+    again, _ = with_states((5, "old"), (6, "other"))
+    again.load_tensors(saved, 5)
+    expected = feedback.corrected((0, (3, 1), "all", 2), x)
+    assert torch.equal(again.corrected((5, (3, 1), "all", 2), x), expected)
+    assert torch.equal(again.corrected((5, "old"), x), x)
+    assert not torch.equal(again.corrected((6, "other"), x), x)
+    assert len(again.tensors(5)) == len(saved) == 3
+
+
+def test_keys_that_cannot_be_written_are_refused() -> None:
+    with pytest.raises(TypeError, match=r"key \(<object object.*cannot be saved"):
+        with_states((0, object()))[0].tensors(0)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"(1,).codes": None}, r"state \(1,\) is not whole"),
+        ({"(1,).scales": torch.ones(7)}, r"state \(1,\) is not of 3 elements"),
+        ({"(1,).counts": torch.tensor([3])}, r"state \(1,\) is not whole"),
+        ({"1 +.codes": torch.ones(1)}, r"no state is called '1 \+\.codes'"),
+        ({"(1,).others": torch.ones(1)}, r"no state is called"),
+    ],
+)
+def test_states_that_are_damaged_are_refused_and_nothing_changes(
+    changes: dict[str, Tensor | None], message: str
+) -> None:
+    feedback, x = with_states((0, 1))
+    before = feedback.corrected((0, 1), x)
+    changed = {**feedback.tensors(0), **changes}
+    with pytest.raises(ValueError, match=message):
+        feedback.load_tensors({k: v for k, v in changed.items() if v is not None}, 0)
+    assert torch.equal(feedback.corrected((0, 1), x), before)
 
 
 @pytest.mark.parametrize("beta", [-0.1, 1.0, float("nan")])

@@ -84,6 +84,31 @@ def test_a_resumed_run_follows_the_curve_of_an_undisturbed_one(
             assert other == (one if one is None else pytest.approx(one, rel=tolerance, abs=0))
 
 
+def test_a_resumed_run_with_error_feedback_is_the_undisturbed_one_to_the_bit(
+    trained: tuple[Path, str], tmp_path: Path
+) -> None:
+    folder = tmp_path / "coded"
+    shutil.copytree(trained[0], folder, ignore=lambda *_: ["plait-run-1"])
+    keys = ("zero_quantized_weights=true", "zero_quantized_gradients=true")
+    keys += ("zeropp_loco_param.err_beta=0.8",)
+    given = [part for key in keys for part in ("--set", f"zero_optimization.{key}")]
+    done = plait("train", "tiny.json", *given, folder=folder)
+    assert done.returncode == 0, done.stderr
+    run = folder / "plait-run-1"
+    undisturbed = metrics_in(run)
+    assert (run / "checkpoints" / "step-4" / "wire.safetensors").exists()
+    shutil.rmtree(run / "checkpoints" / "step-8")
+    done = plait("train", "--resume", folder=folder)
+    assert done.returncode == 0, done.stderr
+    resumed = metrics_in(run)
+    assert [line["loss"] for line in resumed] == [line["loss"] for line in undisturbed]
+    assert undisturbed[7]["loss"] != metrics_in(trained[0] / "plait-run-1")[7]["loss"]
+    shutil.rmtree(run / "checkpoints" / "step-8")
+    fewer = plait("train", "--resume", "--ranks", "1", folder=folder)
+    assert fewer.returncode == 0, fewer.stderr
+    assert "that of 2 ranks, and these are 1; it begins at zero again" in fewer.stderr
+
+
 def test_accumulation_and_16_bit_parameters_train(trained: tuple[Path, str]) -> None:
     folder = trained[0]
     accumulated = plait(

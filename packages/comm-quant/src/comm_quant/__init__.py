@@ -6,6 +6,7 @@ from comm_quant._counter import Payload
 from comm_quant._feedback import ErrorFeedback
 from comm_quant._native import has_kernels
 from comm_quant._one_bit_adam import OneBitAdam
+from comm_quant._plain_wire import PlainWire
 from comm_quant._quantize import (
     dequantize,
     dequantize_sum,
@@ -13,7 +14,7 @@ from comm_quant._quantize import (
     quantize,
 )
 from comm_quant._transfer import Transfer
-from comm_quant._wire import PlainWire, QuantizedWire
+from comm_quant._wire import QuantizedWire
 
 __version__ = "0.1.0"
 

@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import ast
 import math
 import warnings
 from collections.abc import Hashable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from comm_quant._codec import BlockQuant, Codec
 from comm_quant._quantize import dequantize, quantize
 
 _KEPT = BlockQuant(bits=8, block_numel=256)
+_PARTS = ("codes", "scales", "counts")
 
 
 @dataclass(slots=True)
@@ -65,7 +68,7 @@ class ErrorFeedback:
     def corrected(self, key: Hashable, part: Tensor) -> Tensor:
         """``g + e`` in float32."""
         state = self._state(key, part.numel())
-        return part.float() if state is None else part.float() + state.error()
+        return part.float() if state is None else part.float() + state.error().to(part.device)
 
     def note(
         self, key: Hashable, given: Tensor, codes: Tensor, scales: Tensor, spec: Codec
@@ -80,7 +83,7 @@ class ErrorFeedback:
         error.nan_to_num_(0.0, 0.0, 0.0)  # an overflow is the step's to notice, not the next one's
         error *= 1 - self.beta
         if state is not None:
-            error += state.error().mul_(self.beta)
+            error += state.error().to(given.device).mul_(self.beta)
         kept = quantize(error, _KEPT)
         self._states[key] = _State(*kept, numel=given.numel(), num_steps=num_steps)
 
@@ -112,6 +115,45 @@ class ErrorFeedback:
             ],
         }
 
+    def tensors(self, owner: Hashable) -> dict[str, Tensor]:
+        """The states of which the keys are tuples that begin with `owner`, by name, 1-D.
+
+        Raises:
+            TypeError: The rest of a key is more than numbers, strings and tuples of them.
+        """
+        found: dict[str, Tensor] = {}
+        for key, state in self._states.items():
+            if isinstance(key, tuple) and key[0] == owner:
+                name = repr(key[1:])
+                if _read_literal(name) != key[1:]:
+                    raise TypeError(
+                        f"ErrorFeedback: the key {name} cannot be saved; make keys of numbers and "
+                        "strings"
+                    )
+                counts = torch.tensor([state.numel, state.num_steps])
+                for part, tensor in zip(_PARTS, (state.codes, state.scales, counts), strict=True):
+                    found[f"{name}.{part}"] = tensor.view(-1)
+        return found
+
+    def load_tensors(self, saved: Mapping[str, Tensor], owner: Hashable) -> None:
+        """Go on from what `tensors` returned for `owner`, whose other states are forgotten.
+
+        Raises:
+            ValueError: A state is not whole, or a name is none.
+        """
+        found: dict[tuple[Hashable, ...], dict[str, Tensor]] = {}
+        for name, tensor in saved.items():
+            text, _, part = name.rpartition(".")
+            key = _read_literal(text)
+            if not isinstance(key, tuple) or part not in _PARTS:
+                raise ValueError(f"ErrorFeedback: no state is called {name!r}")
+            found.setdefault((owner, *key), {})[part] = tensor
+        states: dict[Hashable, _State] = {key: _state_of(key, each) for key, each in found.items()}
+        for key in list(self._states):
+            if isinstance(key, tuple) and key[0] == owner:
+                del self._states[key]
+        self._states.update(states)
+
     def load_state_dict(self, saved: Mapping[str, Any], *, num_ranks: int) -> None:
         """Go on from saved states; those of another number of ranks begin at zero, and it is said.
 
@@ -130,3 +172,21 @@ class ErrorFeedback:
             return
         for key, numel, num_steps, codes, scales in saved["states"]:
             self._states[key] = _State(codes, scales, numel, num_steps)
+
+
+def _state_of(key: tuple[Hashable, ...], parts: Mapping[str, Tensor]) -> _State:
+    if parts.keys() != set(_PARTS) or parts["counts"].numel() != 2:
+        raise ValueError(f"ErrorFeedback: the state {key[1:]} is not whole")
+    numel, num_steps = parts["counts"].tolist()
+    codes, scales = parts["codes"], parts["scales"]
+    if codes.numel() != _KEPT.code_bytes(numel) or scales.numel() != _KEPT.num_blocks(numel):
+        raise ValueError(f"ErrorFeedback: the state {key[1:]} is not of {numel} elements")
+    return _State(codes.view(-1, _KEPT.block_bytes), scales, numel, num_steps)
+
+
+def _read_literal(text: str) -> object:
+    """What a name says; None if it is no literal."""
+    try:
+        return ast.literal_eval(text)
+    except (ValueError, SyntaxError):
+        return None

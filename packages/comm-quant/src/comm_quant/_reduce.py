@@ -31,7 +31,7 @@ def reduce(
     group: dist.ProcessGroup,
     payload: Payload,
     feedback: ErrorFeedback | None = None,
-    key: Hashable = None,
+    key: tuple[Hashable, ...] = (),
     seed: int = 0,
 ) -> Iterator[Hop]:
     """Sum slice r of all contributions on rank r, in one hop."""
@@ -41,7 +41,7 @@ def reduce(
     sent = new_messages(num_ranks, run.run_bytes, device=out.device)
     for peer in range(num_ranks):
         if peer != rank:
-            _write(sent[peer], [rows[peer]], run, feedback, (key, "all", peer), seed=seed)
+            _write(sent[peer], [rows[peer]], run, feedback, (*key, "all", peer), seed=seed)
     own = rows[rank].clone()  # `out` may lie in the contributions
     arrived = torch.empty_like(sent)
     payload.count("reduce", "all", message_bytes=run.run_bytes, num_peers=num_ranks - 1)
@@ -59,7 +59,7 @@ def reduce_in_two_hops(
     hops: Hops,
     payload: Payload,
     feedback: ErrorFeedback | None = None,
-    key: Hashable = None,
+    key: tuple[Hashable, ...] = (),
     seed: int = 0,
 ) -> Iterator[Hop]:
     """Sum slice r of all contributions on rank r: within the nodes, then across them.
@@ -75,7 +75,7 @@ def reduce_in_two_hops(
     for place in range(mesh.num_local):
         if place != local:
             slices = list(rows[:, place])
-            _write(sent[place], slices, run, feedback, (key, "local", place), seed=seed)
+            _write(sent[place], slices, run, feedback, (*key, "local", place), seed=seed)
     own = rows[:, local].clone()
     arrived = torch.empty_like(sent)
     payload.count("reduce", "local", message_bytes=sent.shape[1], num_peers=mesh.num_local - 1)
@@ -105,7 +105,7 @@ def reduce_in_two_hops(
             partial = dequantize_sum(
                 codes, scales, spec, numel=run.numel, own=own[other], own_index=local
             )
-            _write(sent[other], [partial], run, feedback, (key, "cross", other), seed=seed + 1)
+            _write(sent[other], [partial], run, feedback, (*key, "cross", other), seed=seed + 1)
     arrived = torch.empty_like(sent)
     payload.count("reduce", "cross", message_bytes=run.run_bytes, num_peers=mesh.num_nodes - 1)
     yield swap(arrived, sent, group=hops.cross)
@@ -117,16 +117,16 @@ def _write(
     slices: list[Tensor],
     run: Run,
     feedback: ErrorFeedback | None,
-    key: Hashable,
+    key: tuple[Hashable, ...],
     *,
     seed: int,
 ) -> None:
     for index, part in enumerate(slices):
-        given = part if feedback is None else feedback.corrected((key, index), part)
+        given = part if feedback is None else feedback.corrected((*key, index), part)
         codes, scales = run.codes(message, index), run.scales(message, index)
         quantize(given, run.spec, seed=seed, out=(codes, scales))
         if feedback is not None:
-            feedback.note((key, index), given, codes, scales, run.spec)
+            feedback.note((*key, index), given, codes, scales, run.spec)
 
 
 def _sum(out: Tensor, arrived: Tensor, run: Run, own: Tensor, own_index: int) -> None:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import warnings
 from collections import deque
-from collections.abc import Hashable
+from collections.abc import Hashable, Mapping
 
 import torch
 import torch.distributed as dist
@@ -13,43 +14,16 @@ from comm_quant._codec import Codec
 from comm_quant._counter import Payload
 from comm_quant._feedback import ErrorFeedback
 from comm_quant._gather import gather, gather_again
+from comm_quant._plain_wire import PlainWire
 from comm_quant._ranks import Hops, Mesh, exchange_texts, make_hops
 from comm_quant._reduce import (
     reduce,
-    reduce_exactly,
     reduce_in_two_hops,
     reduce_node_sums,
 )
 from comm_quant._transfer import Transfer
 
 FLOATS = (torch.float32, torch.bfloat16, torch.float16)
-
-
-class PlainWire:
-    """Every byte as it is; sums in rank order. What `QuantizedWire` does where it is told nothing.
-
-    Args:
-        payload: Where bytes are counted.
-    """
-
-    def __init__(self, payload: Payload | None = None) -> None:
-        self.payload = Payload() if payload is None else payload
-
-    def all_gather(self, out: Tensor, shard: Tensor, *, group: dist.ProcessGroup) -> Transfer:
-        """Put rank r's `shard` at ``out[r * n : (r + 1) * n]`` on every rank."""
-        mesh = Mesh(dist.get_world_size(group), 1)
-        return Transfer(gather(out, shard, None, group=group, mesh=mesh, payload=self.payload))
-
-    def reduce_scatter(
-        self,
-        out: Tensor,
-        contributions: Tensor,
-        *,
-        group: dist.ProcessGroup,
-        key: Hashable = None,  # noqa: ARG002  it keeps nothing
-    ) -> Transfer:
-        """Sum slice r of every rank's `contributions` on rank r, in rank order."""
-        return Transfer(reduce_exactly(out, contributions, group=group, payload=self.payload))
 
 
 class QuantizedWire:
@@ -131,7 +105,8 @@ class QuantizedWire:
         self._hops: dict[dist.ProcessGroup, Hops] = {}
         self._meshes: dict[dist.ProcessGroup, Mesh] = {}
         self._gathers: dict[dist.ProcessGroup, deque[Transfer]] = {}  # their second hops, in order
-        self._num_sent = 0
+        self._numbers: dict[dist.ProcessGroup, int] = {}  # of the groups, in order
+        self._num_sent: dict[dist.ProcessGroup, int] = {}  # seeds of stochastic rounding
 
     @property
     def lossy_gathers(self) -> bool:
@@ -191,6 +166,7 @@ class QuantizedWire:
         sums_in_nodes = self.grads is not None or self._round_node_sums
         if sums_in_nodes and mesh.num_local not in (1, num_ranks):
             self._hops[group] = make_hops(group, mesh, device)
+        self._numbers[group], self._num_sent[group] = len(self._meshes), 0
         self._meshes[group], self._gathers[group] = mesh, deque()
 
     def all_gather(
@@ -229,7 +205,7 @@ class QuantizedWire:
                 "QuantizedWire.all_gather: the shard lies in the result and would lose its exact "
                 "values; give it memory of its own, or weights=None"
             )
-        self._num_sent += 1
+        self._num_sent[group] += 1
 
         def kept(messages: Tensor) -> None:
             self._kept[group, keep] = messages
@@ -240,7 +216,7 @@ class QuantizedWire:
             mesh=mesh,
             payload=self.payload,
             keep=None if keep is None else kept,
-            seed=self._num_sent,
+            seed=self._num_sent[group],
         )
         return Transfer(hops, line=self._gathers[group])
 
@@ -314,8 +290,9 @@ class QuantizedWire:
                 "QuantizedWire.reduce_scatter: error feedback needs a key, the same for the same "
                 "buffer in every step"
             )
-        self._num_sent += 1
-        mesh, seed = self._meshes[group], 2 * self._num_sent
+        self._num_sent[group] += 1
+        mesh, seed = self._meshes[group], 2 * self._num_sent[group]
+        of_group = (self._numbers[group], key)
         if hops is not None:
             steps = reduce_in_two_hops(
                 *(out, contributions, self.grads),
@@ -324,7 +301,7 @@ class QuantizedWire:
                 hops=hops,
                 payload=self.payload,
                 feedback=self.feedback,
-                key=key,
+                key=of_group,
                 seed=seed,
             )
             return Transfer(steps, line=hops.line)
@@ -333,10 +310,53 @@ class QuantizedWire:
             group=group,
             payload=self.payload,
             feedback=self.feedback,
-            key=key,
+            key=of_group,
             seed=seed,
         )
         return Transfer(steps)
+
+    def state_dict(self, *, group: dist.ProcessGroup) -> dict[str, Tensor]:
+        """What this rank keeps for the next transfers over `group`: 1-D tensors by name.
+
+        The errors of `feedback`, and how much has been rounded stochastically; nothing where there
+        is neither.
+
+        Raises:
+            TypeError: A key of `reduce_scatter` is more than numbers, strings and tuples of them.
+        """
+        codecs = (self.weights, self.grads, self.frozen_weights)
+        is_random = any(spec is not None and spec.rounding == "stochastic" for spec in codecs)
+        if group not in self._meshes or not (is_random or self.feedback):
+            return {}
+        told = torch.tensor([self._meshes[group].num_local, self._num_sent[group]])
+        kept = {} if self.feedback is None else self.feedback.tensors(self._numbers[group])
+        return {"counts": told, **kept}
+
+    def load_state_dict(self, state: Mapping[str, Tensor], *, group: dist.ProcessGroup) -> None:
+        """Go on from a `state_dict` of the rank of this number; an empty one begins anew.
+
+        Errors that were made over other nodes begin at zero, and it is said.
+
+        Raises:
+            ValueError: It is none.
+        """
+        self.open(group)
+        errors = dict(state)
+        counts = errors.pop("counts", torch.zeros(2, dtype=torch.int64)).tolist()
+        if len(counts) != 2:
+            raise ValueError(f"QuantizedWire: counts must be two numbers, got {counts}")
+        num_local, self._num_sent[group] = counts
+        if self.feedback is None:
+            return
+        if errors and num_local != (mine := self._meshes[group].num_local):
+            errors = {}
+            warnings.warn(
+                f"QuantizedWire: the saved errors are those of nodes of {num_local} ranks, these "
+                f"are of {mine}; they begin at zero again",
+                RuntimeWarning,
+                stacklevel=2,
+            )
+        self.feedback.load_tensors(errors, self._numbers[group])
 
 
 class _FrozenWire:

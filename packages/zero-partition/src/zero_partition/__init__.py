@@ -16,6 +16,7 @@ from zero_partition._precision import Precision
 from zero_partition._shared_wire import SharedMemoryWire
 from zero_partition._wire import (
     FrozenWire,
+    KeepingWire,
     LossyWire,
     NodesWire,
     OpeningWire,
@@ -34,6 +35,7 @@ __all__ = [
     "HierarchicalWire",
     "Hosts",
     "HostsWire",
+    "KeepingWire",
     "LossyWire",
     "Memory",
     "MemoryRow",

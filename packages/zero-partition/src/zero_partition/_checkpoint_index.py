@@ -10,6 +10,8 @@ Format version 1; a later version may add keys, and a reader refuses a version n
     optimizer      null, or {"class": name, "states": {state: "elementwise" | "scalar"},
                    "groups": [{"names": [...], "options": {...}}]}
     random_states  [base64 text, one a rank]
+    wire           null, or {"layout": digest}: the data file "wire" has what each rank's wire keeps
+                   for later messages, which fits the same number of ranks and buffers alone
     state          the caller's own JSON value: step, data position
     num_ranks      who saved; any other number
     stage          and stage loads it
@@ -76,6 +78,7 @@ def build_index(
     aliases: Mapping[str, Sequence[str]],
     optimizer: OptimizerRecord | None,
     random_states: Sequence[bytes],
+    wire_layout: str | None = None,
     state: Any,
     num_ranks: int,
     stage: int,
@@ -88,6 +91,7 @@ def build_index(
         aliases: Stored name -> the other names of the same tensor.
         optimizer: None if it is not saved.
         random_states: One byte string a rank, or none at all.
+        wire_layout: Digest of the buffers to which the states of the wires belong; None without.
         state: The caller's own; that it is JSON is checked by `encode_index`, where an error on
             rank 0 alone reaches everybody.
         num_ranks: Ranks that save.
@@ -118,6 +122,7 @@ def build_index(
         "buffers": described(others),
         "optimizer": None if optimizer is None else _optimizer_json(optimizer),
         "random_states": [base64.b64encode(data).decode() for data in random_states],
+        "wire": None if wire_layout is None else {"layout": wire_layout},
         "state": state,
         "num_ranks": num_ranks,
         "stage": stage,

@@ -6,6 +6,7 @@ A checkpoint is a folder::
       model.safetensors              parameters and buffers, each whole, under its logical name
       master.safetensors             fp32 masters of 16-bit parameters
       optimizer.exp_avg.safetensors  one file for each optimizer state
+      wire.safetensors               what each rank's wire keeps for later messages
       index.json                     written last: a folder without it is incomplete
 
 Beside it, while a save runs or after one was killed: ``step-100.tmp`` (being written) and

@@ -10,6 +10,7 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor, nn
 
+from zero_partition import _checkpoint_wire
 from zero_partition._agreement import Agreement
 from zero_partition._checkpoint_index import random_states, stored_name
 from zero_partition._checkpoint_plan import torch_dtype_name
@@ -43,6 +44,10 @@ def load(
             lambda: opened.enter_context(_checked(path, model, segments, optimizer)), agree
         )
         _together(lambda: _read_all(checkpoint, model, segments, optimizer), agree)
+        kept = _together(
+            lambda: _checkpoint_wire.read_state(checkpoint, segments, transport), agree
+        )
+        _together(lambda: transport.load_wire_state(kept), agree)
     states = random_states(checkpoint.index)
     if len(states) == transport.num_ranks:
         set_random_state(states[transport.rank])

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from zero_partition import _checkpoint_wire
 from zero_partition._agreement import Agreement
 from zero_partition._checkpoint_index import GroupRecord, OptimizerRecord, build_index
 from zero_partition._checkpoint_plan import TensorEntry, entry_of
@@ -54,6 +55,7 @@ def save(
         files["model"] += buffer_entries
         if states is not None:
             states.collect()
+        wire_state = transport.wire_state()
     if masters := _master_entries(segments, list(parameters)):
         files["master"] = masters
         pieces["master"] = _master_pieces(own)
@@ -63,12 +65,17 @@ def save(
         files |= states.files(parameters)
         pieces |= states.pieces(own)
         record = states.record()
+    kept = _checkpoint_wire.list_entries(wire_state, transport) if transport.keeps else []
+    if kept:
+        files[_checkpoint_wire.FILE] = kept
+        pieces[_checkpoint_wire.FILE] = _checkpoint_wire.state_pieces(wire_state, transport.rank)
     index = build_index(
         tensors=files["model"][: len(parameters)],
         buffers=buffer_entries,
         aliases=aliases,
         optimizer=record,
         random_states=_all_random_states(transport),
+        wire_layout=_checkpoint_wire.layout_digest(segments) if kept else None,
         state=state,
         num_ranks=transport.num_ranks,
         stage=stage,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Hashable
+from collections.abc import Hashable, Iterator, Mapping
 
 import torch
 import torch.distributed as dist
@@ -12,6 +12,7 @@ from torch import Tensor
 from zero_partition._lanes import Lane, lend_lane
 from zero_partition._wire import (
     FrozenWire,
+    KeepingWire,
     LossyWire,
     NodesWire,
     OpeningWire,
@@ -122,6 +123,33 @@ class Transport:
         if self.lane is None or nodes is None:
             return 0
         return nodes.kept_bytes(group=self._gathers)
+
+    @property
+    def keeps(self) -> bool:
+        """Whether the wire may keep something for later transfers."""
+        return self.lane is not None and isinstance(self.wire, KeepingWire)
+
+    def wire_state(self) -> dict[str, Tensor]:
+        """What the wire keeps on this rank for later transfers, by name, 1-D."""
+        return {
+            f"{name}/{part}": tensor
+            for name, group, wire in self._keepers()
+            for part, tensor in wire.state_dict(group=group).items()
+        }
+
+    def load_wire_state(self, state: Mapping[str, Tensor]) -> None:
+        """Let the wire go on from the `wire_state` of the rank of the same number, or anew."""
+        for name, group, wire in self._keepers():
+            here = f"{name}/"
+            parts = {n.removeprefix(here): t for n, t in state.items() if n.startswith(here)}
+            wire.load_state_dict(parts, group=group)
+
+    def _keepers(self) -> Iterator[tuple[str, dist.ProcessGroup, KeepingWire]]:
+        """The wire, if it keeps something, over each of the groups that it was opened for."""
+        if self.lane is not None and isinstance(self.wire, KeepingWire):
+            yield "reductions", self.lane.reductions, self.wire
+            if self._gathers is not self.lane.reductions:
+                yield "gathers", self._gathers, self.wire
 
     def reduce_scatter(self, out: Tensor, contributions: Tensor, *, key: Hashable) -> Pending:
         """Start to sum this rank's slice of all ranks' `contributions` into `out`."""

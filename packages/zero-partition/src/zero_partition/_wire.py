@@ -6,7 +6,7 @@ torch.distributed alone. A wire moves bytes and sums contributions; it decides n
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from typing import Protocol, runtime_checkable
 
 import torch
@@ -154,6 +154,22 @@ class SharingWire(OpeningWire, Protocol):
 
         A buffer that the caller fills and hands to transfers; those need no copy of it then.
         """
+        ...
+
+
+@runtime_checkable
+class KeepingWire(OpeningWire, Protocol):
+    """A wire that keeps something for later transfers, such as what its messages have lost.
+
+    It goes into checkpoints: a training that goes on is then the training that was not interrupted.
+    """
+
+    def state_dict(self, *, group: dist.ProcessGroup) -> Mapping[str, Tensor]:
+        """What this rank keeps of transfers over `group`: 1-D tensors by name."""
+        ...
+
+    def load_state_dict(self, state: Mapping[str, Tensor], *, group: dist.ProcessGroup) -> None:
+        """Go on from the `state_dict` of the rank of the same number; an empty one begins anew."""
         ...
 
 

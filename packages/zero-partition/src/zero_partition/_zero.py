@@ -244,8 +244,9 @@ class Zero:
 
         ``model.safetensors`` (whole tensors under their logical names, a tie once, no padding),
         ``master.safetensors`` where there are masters, ``optimizer.<state>.safetensors`` and
-        ``index.json``. Each rank writes its own byte ranges. The folder appears under its name when
-        it is complete; a save that dies leaves earlier ones as they were. Gradients are not saved.
+        ``index.json``; ``wire.safetensors`` where the wire keeps something. Each rank writes its
+        own byte ranges. The folder appears under its name when it is complete; a save that dies
+        leaves earlier ones as they were. Gradients are not saved.
 
         Args:
             path: The folder to make, on a file system that all ranks share.
@@ -271,7 +272,8 @@ class Zero:
     def load(self, path: str | os.PathLike[str], optimizer: ZeroOptimizer | None = None) -> Any:
         """Load a checkpoint, strictly, and return the caller's `state` (collective).
 
-        Gradients are forgotten. Random states are restored where the number of ranks is the same.
+        Gradients are forgotten. Random states, and what the wire keeps (error feedback), are
+        restored where the number of ranks is the same; the latter, where the buffers are too.
 
         Args:
             path: A folder that `save` made.
