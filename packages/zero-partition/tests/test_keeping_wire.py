@@ -66,6 +66,8 @@ def save(rank: int, folder: str, num_steps: int) -> dict[str, list[int]]:
     for _ in range(num_steps):
         model(torch.ones(2, 5)).sum().backward()
     zero.save(folder)
+    rows = {row.state: row.measured_bytes for row in zero.memory.rows}
+    assert rows.get("kept by the wire", 0) == 16 * len(wire.counts)
     return wire.counts
 
 

@@ -60,9 +60,13 @@ def measure(
     optimizers: Iterable[ZeroOptimizer],
     *,
     rank: int,
-    kept_bytes: int,
+    secondary_bytes: int,
+    wire_bytes: int,
 ) -> Memory:
-    """Count the tensors of a partition and set the closed form beside."""
+    """Count the tensors of a partition and set the closed form beside.
+
+    What the wire keeps for later messages has no closed form here: it is planned as it is.
+    """
     planned = dict.fromkeys(("parameters", "masters", "gradients", "padding"), 0)
     measured = dict.fromkeys((*planned, "communication buffers"), 0)
     for segment in segments:
@@ -101,8 +105,10 @@ def measure(
         MemoryRow("communication buffers", measured["communication buffers"], 0),
         MemoryRow("padding", measured["padding"], planned["padding"]),
     ]
-    if kept_bytes:
-        rows.insert(-1, MemoryRow("secondary shards", kept_bytes, 0))
+    if secondary_bytes:
+        rows.insert(-1, MemoryRow("secondary shards", secondary_bytes, 0))
+    if wire_bytes:
+        rows.insert(-1, MemoryRow("kept by the wire", wire_bytes, wire_bytes))
     return Memory(rank, tuple(rows))
 
 

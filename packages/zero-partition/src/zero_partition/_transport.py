@@ -117,7 +117,7 @@ class Transport:
             nodes.forget_kept(group=self._gathers)
 
     @property
-    def kept_bytes(self) -> int:
+    def secondary_bytes(self) -> int:
         """Bytes of secondary shards on this rank."""
         nodes = self._nodes[True]
         if self.lane is None or nodes is None:

@@ -311,5 +311,11 @@ class Zero:
     def memory(self) -> Memory:
         """Bytes this rank holds by state, measured beside the closed form."""
         buffers, optimizers = self._reductions.all_buffers, self._stepping.optimizers
-        kept_bytes = self._transport.kept_bytes
-        return measure(self._segments, buffers, optimizers, rank=self.rank, kept_bytes=kept_bytes)
+        return measure(
+            self._segments,
+            buffers,
+            optimizers,
+            rank=self.rank,
+            secondary_bytes=self._transport.secondary_bytes,
+            wire_bytes=sum(each.nbytes for each in self._transport.wire_state().values()),
+        )
