@@ -3,11 +3,17 @@
 from __future__ import annotations
 
 import gc
+import mmap
+from pathlib import Path
 
+import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
 
-from zero_partition import partition
+from ranktest import RankPools
+from wires import wire
+from zero_partition import _large_pages, _reductions, partition
+from zero_partition._large_pages import PAGE_BYTES, new_buffer
 from zero_partition._slots import Slots
 
 CPU = torch.device("cpu")
@@ -47,6 +53,76 @@ def test_no_arrivals_are_held_between_backward_and_update() -> None:
         held = _bytes_in_tensors() - before
         assert held == 4 * 3 * (40 * 40 + 48)  # the sums: one fp32 gradient of everything
         model.zero_grad()
+
+
+@pytest.mark.parametrize("numel", [0, 1, PAGE_BYTES // 4 - 1, PAGE_BYTES // 4, PAGE_BYTES + 3])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_big_buffers_begin_at_a_page_and_hold_what_was_asked(
+    numel: int, dtype: torch.dtype
+) -> None:
+    buffer = new_buffer(numel, dtype, CPU)
+    assert (buffer.shape, buffer.dtype) == ((numel,), dtype)
+    assert buffer.untyped_storage().nbytes() == numel * dtype.itemsize
+    if numel * dtype.itemsize >= PAGE_BYTES:
+        assert buffer.data_ptr() % PAGE_BYTES == 0
+    assert torch.equal(buffer.fill_(3.0), torch.full((numel,), 3.0, dtype=dtype))
+
+
+def test_the_memory_of_a_big_buffer_goes_with_it() -> None:
+    before = _resident_bytes()
+    buffer = new_buffer(2**24, torch.float32, CPU).fill_(1.0)
+    part = buffer[5:7]
+    assert _resident_bytes() - before > 2**25
+    del buffer
+    assert part.tolist() == [1.0, 1.0]
+    del part
+    assert _resident_bytes() - before < 2**25
+
+
+def test_a_system_without_large_pages_has_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    for advice in (None, 10**6):  # none to give; one that the kernel does not know
+        monkeypatch.setattr(_large_pages, "_ADVICE", advice)
+        buffer = new_buffer(PAGE_BYTES, torch.float32, CPU)
+        assert buffer.fill_(2.0).sum() == 2.0 * PAGE_BYTES
+
+
+def lent_at_once(rank: int, kind: str, stage: int) -> tuple[int, int]:
+    """How many buffers of one length a backward of twelve equal layers uses, and the last one's."""
+    _reductions._PATIENCE_S = 20.0  # on a machine that is busy with other things
+    torch.manual_seed(0)
+    model = nn.Sequential(*(nn.Sequential(nn.Linear(64, 64), nn.Tanh()) for _ in range(12)))
+    zero = partition(model, stage=stage, wire=wire(kind))
+    slots, seen = zero._reductions._slots, set[int]()
+    lend = slots.lend
+
+    def noted(numel: int, dtype: torch.dtype, device: torch.device) -> Tensor:
+        buffer = lend(numel, dtype, device)
+        seen.add(buffer.data_ptr())
+        kept.append(buffer)  # or another one might get its address
+        return buffer
+
+    kept: list[Tensor] = []
+    slots.lend = noted  # type: ignore[method-assign]
+    counts = []
+    for _ in range(2):
+        seen.clear()
+        model(torch.ones(2, 64)).sum().backward()
+        counts.append(len(seen))
+        zero.zero_grad()
+    return counts[0], counts[1]
+
+
+@pytest.mark.parametrize("kind", ["torch", "shared", "small", "nodes"])
+@pytest.mark.parametrize("stage", [2, 3])
+def test_a_backward_holds_the_gradients_of_three_units_and_not_of_all(
+    rank_pools: RankPools, kind: str, stage: int
+) -> None:
+    for first, second in rank_pools(2).run(lent_at_once, kind, stage):
+        assert max(first, second) <= 3
+
+
+def _resident_bytes() -> int:
+    return int(Path("/proc/self/statm").read_text().split()[1]) * mmap.PAGESIZE
 
 
 def _bytes_in_tensors() -> int:

@@ -88,6 +88,16 @@ class GradientBuffers:
             pending = self._transport.reduce_scatter(out, message, key=(*self._key, index))
             self._pending.append((pending, target, out if adding else None))
 
+    @property
+    def needs_memory(self) -> bool:
+        """Whether the next arrival makes this rank lend a buffer that is not kept."""
+        return not self._landing and not self._keeps_arrivals
+
+    @property
+    def message_bytes(self) -> int:
+        """Bytes of all that one reduction sums."""
+        return self.segment.layout.numel * self.segment.dtype.itemsize
+
     def done(self) -> bool:
         """Whether `settle` would not have to wait."""
         return all(pending.done() for pending, _, _ in self._pending)

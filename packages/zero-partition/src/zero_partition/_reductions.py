@@ -1,16 +1,19 @@
 """Gradients from their arrival in backward to the divided sum of an accumulation.
 
-A unit whose gradients are complete is *posted*: its reduction starts, on a group of its own, and
-nobody waits for it before backward ends. Units are posted in one fixed order on every rank. The end
-of backward (the *flush*) posts the rest, waits for all, and tells everybody which parameters were
-used by whom.
+A unit whose gradients are complete is *posted*: its reduction starts, on a group of its own. Units
+are posted in one fixed order on every rank. Nobody has to wait for a reduction before backward
+ends, but where two are on the way the next unit gives the older one a moment, so that its memory
+can be used again. The end of backward (the *flush*) posts the rest, waits for all, and tells
+everybody which parameters were used by whom.
 """
 
 from __future__ import annotations
 
 import enum
 import math
+import os
 import struct
+import time
 from collections import deque
 from collections.abc import Callable, Sequence
 
@@ -27,6 +30,8 @@ from zero_partition._slots import Slots
 from zero_partition._transport import Transport
 from zero_partition._unit import Unit
 
+_MOST_ON_THE_WAY = 2  # units whose reductions may run while the next one's gradients arrive
+_PATIENCE_S, _SLOWEST_BYTES_PER_S = 5e-3, 2e9
 _WORD = 63  # bits of a payload word that are used; int64 has a sign
 
 
@@ -126,7 +131,10 @@ class Reductions:
                 f"internal: a gradient of {parameter!r} came after its reduction had started; "
                 "please report the model's structure; partition(overlap=False) avoids it"
             )
-        self.buffers[unit.index][segment].arrive(slot, gradient)
+        buffers = self.buffers[unit.index][segment]
+        if buffers.needs_memory and len(self._posted) >= _MOST_ON_THE_WAY:
+            self._make_room()
+        buffers.arrive(slot, gradient)
         unit.arrived.add((segment, slot))
         unit.tasks.add(torch._C._current_graph_task_id())
         if self._overlap:
@@ -140,6 +148,24 @@ class Reductions:
             self._post(unit)
         while self._posted and all(b.done() for b in self.buffers[self._posted[0].index]):
             self._settle(self._posted.popleft())
+
+    def _make_room(self) -> None:
+        """Give the oldest reduction the time that it takes, so that its memory can be used again.
+
+        Without this, a backward that is faster than its reductions holds all gradients at once, in
+        fresh memory. No rank waits for good: another may be elsewhere and need this one first.
+        """
+        oldest = self.buffers[self._posted[0].index]
+        if any(buffers.segment.device.type != "cpu" for buffers in oldest):
+            return  # its allocator keeps memory, and the host runs ahead of the device
+        num_bytes = sum(buffers.message_bytes for buffers in oldest)
+        deadline = time.perf_counter() + _PATIENCE_S + num_bytes / _SLOWEST_BYTES_PER_S
+        with record_function("zero_partition::reduce"):
+            while not all(buffers.done() for buffers in oldest):
+                if time.perf_counter() > deadline:
+                    return
+                os.sched_yield()
+        self._settle(self._posted.popleft())
 
     def _post(self, unit: Unit) -> None:
         with record_function("zero_partition::reduce"):
