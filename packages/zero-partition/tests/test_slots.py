@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import gc
-import mmap
-from pathlib import Path
 
 import pytest
 import torch
@@ -12,8 +10,7 @@ from torch import Tensor, nn
 
 from ranktest import RankPools
 from wires import wire
-from zero_partition import _large_pages, _reductions, partition
-from zero_partition._large_pages import PAGE_BYTES, new_buffer
+from zero_partition import _reductions, partition
 from zero_partition._slots import Slots
 
 CPU = torch.device("cpu")
@@ -55,37 +52,6 @@ def test_no_arrivals_are_held_between_backward_and_update() -> None:
         model.zero_grad()
 
 
-@pytest.mark.parametrize("numel", [0, 1, PAGE_BYTES // 4 - 1, PAGE_BYTES // 4, PAGE_BYTES + 3])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_big_buffers_begin_at_a_page_and_hold_what_was_asked(
-    numel: int, dtype: torch.dtype
-) -> None:
-    buffer = new_buffer(numel, dtype, CPU)
-    assert (buffer.shape, buffer.dtype) == ((numel,), dtype)
-    assert buffer.untyped_storage().nbytes() == numel * dtype.itemsize
-    if numel * dtype.itemsize >= PAGE_BYTES:
-        assert buffer.data_ptr() % PAGE_BYTES == 0
-    assert torch.equal(buffer.fill_(3.0), torch.full((numel,), 3.0, dtype=dtype))
-
-
-def test_the_memory_of_a_big_buffer_goes_with_it() -> None:
-    before = _resident_bytes()
-    buffer = new_buffer(2**24, torch.float32, CPU).fill_(1.0)
-    part = buffer[5:7]
-    assert _resident_bytes() - before > 2**25
-    del buffer
-    assert part.tolist() == [1.0, 1.0]
-    del part
-    assert _resident_bytes() - before < 2**25
-
-
-def test_a_system_without_large_pages_has_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
-    for advice in (None, 10**6):  # none to give; one that the kernel does not know
-        monkeypatch.setattr(_large_pages, "_ADVICE", advice)
-        buffer = new_buffer(PAGE_BYTES, torch.float32, CPU)
-        assert buffer.fill_(2.0).sum() == 2.0 * PAGE_BYTES
-
-
 def lent_at_once(rank: int, kind: str, stage: int) -> tuple[int, int]:
     """How many buffers of one length a backward of twelve equal layers uses, and the last one's."""
     _reductions._PATIENCE_S = 20.0  # on a machine that is busy with other things
@@ -119,10 +85,6 @@ def test_a_backward_holds_the_gradients_of_three_units_and_not_of_all(
 ) -> None:
     for first, second in rank_pools(2).run(lent_at_once, kind, stage):
         assert max(first, second) <= 3
-
-
-def _resident_bytes() -> int:
-    return int(Path("/proc/self/statm").read_text().split()[1]) * mmap.PAGESIZE
 
 
 def _bytes_in_tensors() -> int:

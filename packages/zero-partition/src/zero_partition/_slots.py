@@ -11,8 +11,6 @@ from collections import defaultdict
 import torch
 from torch import Tensor
 
-from zero_partition._large_pages import new_buffer
-
 
 class Slots:
     """Buffers without an owner at the moment."""
@@ -23,7 +21,7 @@ class Slots:
     def lend(self, numel: int, dtype: torch.dtype, device: torch.device) -> Tensor:
         """A 1-D buffer with arbitrary content."""
         free = self._free[numel, dtype, device]
-        return free.pop() if free else new_buffer(numel, dtype, device)
+        return free.pop() if free else torch.empty(numel, dtype=dtype, device=device)
 
     def take_back(self, buffer: Tensor) -> None:
         """Accept a buffer that nobody reads or writes any more."""
